@@ -73,9 +73,9 @@ class Server:
         """Where workers and further servers join."""
         return self._native.url
 
-    def join(self) -> None:
-        """Waits until the job is over."""
-        self._native.join()
+    def join(self, timeout: Optional[float] = None) -> None:
+        """Waits until the job is over; as long as that takes, unless there is a time-out."""
+        self._native.join(timeout)
 
     def stop(self) -> None:
         """Ends it, whatever the job does."""

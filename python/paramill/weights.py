@@ -11,7 +11,7 @@ from typing import Any, Iterator, Mapping, Optional
 import numpy as np
 
 from . import _native
-from .errors import ClosedError, DeadlineError, DtypeError, NotAMemberError, ShapeError, TableError
+from .errors import ClosedError, DeadlineError, DtypeError, NonFiniteError, NotAMemberError, ShapeError, TableError
 from .job import DEFAULT_TIMEOUT, Job, Table
 
 # How a publisher names element types, by the names of torch's and numpy's.
@@ -39,7 +39,7 @@ class Publisher:
 
     A server in this process holds the versions; only this machine reaches it, unless `listen` is an address that others reach
     (``"10.0.0.1:7070"``). There is no authentication yet. With `url` the servers of a job of one worker hold them instead (``paramill serve
-    --workers 1``). `broadcast` is how versions reach subscribers.
+    --workers 1``), and `name`, `listen` and `cores` are theirs.
 
     Memory here: 12 bytes a parameter (the server's parameters, the values that were published, what is pushed), and 4 for each
     parameter of the largest tensor.
@@ -49,20 +49,21 @@ class Publisher:
         self,
         tensors: Mapping[str, Any],
         *,
-        name: str = "weights",
-        listen: str = "127.0.0.1:0",
+        name: Optional[str] = None,
+        listen: Optional[str] = None,
         url: Optional[str] = None,
-        broadcast: str = "star",
         cores: Optional[int] = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         if not tensors:
             raise TableError("there are no tensors to publish")
+        self._types = {name: _type_of(name, tensor) for name, tensor in tensors.items()}
+        _check_finite(tensors)
         self._server: Optional[_native.Server] = None
         if url is None:
             self._server = _native.Server(
-                name,
-                listen=listen,
+                name or "weights",
+                listen=listen or "127.0.0.1:0",
                 workers=1,
                 servers=1,
                 cores=cores,
@@ -72,26 +73,32 @@ class Publisher:
                 digest_every=1,
             )
             url = self._server.url
-        native = _native.Job(url, rank=None, timeout=timeout, transport=None, aggregator=None, write_only=True)
+        else:
+            ours = [("name", name), ("listen", listen), ("cores", cores)]
+            if given := [f"`{option}`" for option, value in ours if value is not None]:
+                raise TypeError(f"{' and '.join(given)}: of a server in this process, and with `url` there is none")
+        # Rank 0 is there once: a second publisher is told so.
+        native = _native.Job(url, rank=0, timeout=timeout, transport=None, aggregator=None, write_only=True)
         self._job = Job(native)
         self._version = 0
         self._broken = False
         self._tables: dict[str, Table] = {}
-        self._types: dict[str, str] = {}
         try:
             for tensor_name, tensor in tensors.items():
-                dtype = _type_of(tensor_name, tensor)
-                self._types[tensor_name] = dtype
+                dtype = self._types[tensor_name]
                 self._tables[tensor_name] = self._job.table(
                     tensor_name,
                     init=_floats(tensor),
                     optimizer="assign:lr=1",
                     codec="none" if dtype == "f32" else dtype,
                     answer_codec=f"delta:dtype={dtype}",
-                    broadcast=broadcast,
+                    broadcast="star",
                 )
             self._job.start()
+            if self._job.workers != 1:
+                raise TableError(f"the job at {url} has {self._job.workers} workers; one of a single worker publishes (`paramill serve --workers 1`)")
         except BaseException:
+            self._job._abandon()
             self._end()
             raise
 
@@ -120,8 +127,7 @@ class Publisher:
                 raise DtypeError(f"tensor `{name}` is {_type_of(name, tensor)}, and was {self._types[name]}")
             if tuple(tensor.shape) != self._tables[name].shape:
                 raise ShapeError(f"tensor `{name}` has the shape {tuple(tensor.shape)}, not {self._tables[name].shape}")
-            if not _is_finite(tensor):
-                raise ShapeError(f"tensor `{name}` has NaN or Inf")
+        _check_finite(tensors)
         self._broken = True
         handles = [self._tables[name].push(_floats(tensor)) for name, tensor in tensors.items()]
         self._job.clock()
@@ -152,13 +158,14 @@ class Publisher:
         """How its job stands, as ``paramill status`` says it."""
         return self._job.status()
 
-    def close(self) -> None:
+    def close(self, timeout: Optional[float] = None) -> None:
         """Ends. Subscribers keep what they have, and hear that there will be no more."""
+        limit = self._job.timeout if timeout is None else timeout
         try:
             if not self._job.closed:
-                self._job.close()
+                self._job.close(limit)
             if self._server is not None:
-                self._server.join()
+                self._server.join(limit)
         finally:
             self._end()
 
@@ -331,10 +338,11 @@ def _floats(tensor: Any) -> Any:
     return np.ascontiguousarray(tensor, dtype=np.float32)
 
 
-def _is_finite(tensor: Any) -> bool:
-    if hasattr(tensor, "isfinite"):
-        return bool(tensor.detach().isfinite().all())
-    return bool(np.isfinite(tensor).all())
+def _check_finite(tensors: Mapping[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        is_finite = tensor.detach().isfinite() if hasattr(tensor, "isfinite") else np.isfinite(tensor)
+        if not bool(is_finite.all()):
+            raise NonFiniteError(f"tensor `{name}` has NaN or Inf")
 
 
 def _difference(known: set[str], given: set[str]) -> str:

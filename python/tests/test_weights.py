@@ -114,13 +114,15 @@ def test_what_cannot_be_published_is_refused_and_changes_nothing() -> None:
         pm.Publisher({"w": np.zeros(3, np.int64)})
     with pytest.raises(errors.TableError, match="no tensors"):
         pm.Publisher({})
+    with pytest.raises(errors.NonFiniteError, match="`w` has NaN or Inf"):
+        pm.Publisher({"w": np.full(3, np.nan, np.float32)})
     with pm.Publisher(tensors, timeout=TIMEOUT) as publisher:
         refused = [
             ({**tensors, "more": tensors["w"]}, errors.TableError, "`more` is not one of them"),
             ({name: it for name, it in tensors.items() if name != "w"}, errors.TableError, "`w` is missing"),
             ({**tensors, "w": tensors["w"].astype(np.float16)}, errors.DtypeError, "`w` is f16, and was f32"),
             ({**tensors, "w": tensors["w"][:1]}, errors.ShapeError, "`w` has the shape"),
-            ({**tensors, "half": tensors["half"] * np.float16(np.inf)}, errors.ShapeError, "NaN or Inf"),
+            ({**tensors, "half": tensors["half"] * np.float16(np.inf)}, errors.NonFiniteError, "NaN or Inf"),
         ]
         for given, error, words in refused:
             with pytest.raises(error, match=words):
@@ -129,6 +131,21 @@ def test_what_cannot_be_published_is_refused_and_changes_nothing() -> None:
         assert publisher.publish(tensors) == 1
         with pytest.raises(errors.DeadlineError, match="version 1 is not with 1 subscribers"):
             publisher.wait(timeout=0.1)
+
+
+def test_the_servers_of_a_job_of_one_worker_hold_what_one_publisher_publishes() -> None:
+    tensors = weights()
+    with pytest.raises(TypeError, match="`listen` and `cores`: of a server in this process"):
+        pm.Publisher(tensors, url="paramill://127.0.0.1:1/weights", listen="127.0.0.1:0", cores=1)
+    with pm.Server(workers=1, quiet=True) as server:
+        with pm.Publisher(tensors, url=server.url, timeout=TIMEOUT) as publisher:
+            with pytest.raises(errors.ParamillError, match="rank 0"):
+                pm.Publisher(tensors, url=server.url, timeout=2.0)
+            tensors["w"] += 1
+            assert publisher.publish(tensors) == 1
+            with pm.Subscriber(server.url, torch=False) as subscriber:
+                assert subscriber.wait(1) == 1
+                assert_same(subscriber.commit(), tensors)
 
 
 def test_a_job_that_broadcasts_nothing_is_no_publisher() -> None:

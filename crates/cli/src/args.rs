@@ -371,7 +371,7 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Write one version and end.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "every")]
     pub(crate) once: bool,
     /// Write at most one version in this time.
     #[arg(long, value_name = "TIME", default_value = "0s")]

@@ -1,13 +1,18 @@
 //! Topology files: which hosts are below which switches, for the trees of broadcasts.
 
 use crate::input::read_text;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use paramill_core::broadcast::Topology;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
+use std::thread;
 
-/// Reads a topology file, or `-` for stdin.
+/// Names that are looked up at the same time: each of them may take some seconds to be unknown.
+const LOOKUPS: usize = 64;
+
+/// Reads a topology file.
 pub(crate) fn read(path: &Path) -> Result<Topology> {
+    ensure!(path.as_os_str() != "-", "topology: expected the name of a file, which several processes read");
     let what = || format!("topology file {}", path.display());
     let text = read_text(path).with_context(|| format!("cannot read the {}", what()))?;
     Topology::parse(&text).with_context(what)
@@ -22,11 +27,22 @@ pub(crate) fn resolved(topology: Topology) -> Topology {
     })
 }
 
-fn with_addresses(topology: Topology, resolve: impl Fn(&str) -> Vec<IpAddr>) -> Topology {
+fn with_addresses(topology: Topology, resolve: impl Fn(&str) -> Vec<IpAddr> + Sync) -> Topology {
     let names: Vec<String> = topology.hosts().map(str::to_owned).collect();
-    let names = names.iter().filter(|name| name.parse::<IpAddr>().is_err());
+    let names: Vec<&String> = names.iter().filter(|name| name.parse::<IpAddr>().is_err()).collect();
+    let resolve = &resolve;
+    let resolved = names.chunks(LOOKUPS).flat_map(|names| {
+        thread::scope(|scope| {
+            let lookups: Vec<_> = names.iter().map(|name| scope.spawn(move || resolve(name))).collect();
+            lookups.into_iter().map(|lookup| lookup.join().unwrap_or_default()).collect::<Vec<_>>()
+        })
+    });
     let found: Vec<(String, &String)> = names
-        .flat_map(|name| resolve(name).into_iter().map(move |address| (address.to_string(), name)))
+        .iter()
+        .zip(resolved)
+        .flat_map(|(name, addresses)| {
+            addresses.into_iter().map(|address| (address.to_string(), *name)).collect::<Vec<_>>()
+        })
         .collect();
     found.into_iter().fold(topology, |topology, (address, name)| match topology.known_site(&address) {
         // What the file says itself stands, and so does the first of several names.

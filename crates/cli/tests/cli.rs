@@ -115,6 +115,29 @@ fn no_command_and_an_unknown_one_are_bad_usage() {
     );
 }
 
+#[test]
+fn options_without_effect_are_refused() {
+    let refused: [(&[&str], &str); 5] = [
+        (&["train", "--topology", env!("CARGO_MANIFEST_PATH")], "topology file"),
+        (&["train", "--topology", "-", "--broadcast", "tree"], "expected the name of a file"),
+        (&["subscribe", "localhost:1/j", "--out", "m", "--once", "--every", "3s"], "cannot be used with"),
+        (
+            &["bench", "broadcast", "--latency-us", "3"],
+            "--latency-us is about a simulated network: add --sim",
+        ),
+        (&["bench", "broadcast", "--seed", "3"], "--seed is about a simulated network"),
+    ];
+    for (words, expected) in refused {
+        let told = refusal(words);
+        assert!(told.contains(expected), "{words:?}: {told}");
+    }
+    let path = std::env::temp_dir().join(format!("paramill-topology-{}.toml", std::process::id()));
+    std::fs::write(&path, "[[edge]]\nname = 'r'\naggregation = 'a'\nhosts = ['a']\n").expect("it is written");
+    let told = refusal(&["train", "--topology", path.to_str().expect("text")]);
+    std::fs::remove_file(&path).expect("it is there");
+    assert!(told.contains("nothing is broadcast: add --broadcast tree"), "{told}");
+}
+
 /// Reading the words as text panicked, with exit code 101.
 #[test]
 fn a_word_that_is_not_text_is_no_panic() {

@@ -2,7 +2,7 @@
 
 use crate::errors::{admin, raise};
 use crate::policy::policies as read_policies;
-use crate::waiting::{ADMIN_DEADLINE, until_due};
+use crate::waiting::{ADMIN_DEADLINE, duration, until_due};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::Policy;
 use paramill_core::registry::Registry;
@@ -84,14 +84,23 @@ impl Server {
     }
 
     /// Waits until the job is over. Meanwhile the server stays where `stop` finds it.
-    fn join(&self, py: Python<'_>) -> PyResult<()> {
-        until_due(py, Duration::MAX, |slice| {
-            let is_over = self.lock().as_ref().is_none_or(node::Server::is_over);
+    #[pyo3(signature = (timeout=None))]
+    fn join(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = timeout.map_or(Ok(Duration::MAX), duration)?;
+        let mut is_over = false;
+        until_due(py, limit, |slice| {
+            is_over = self.lock().as_ref().is_none_or(node::Server::is_over);
             if !is_over {
                 std::thread::sleep(slice);
             }
             Ok(is_over)
         })?;
+        if !is_over {
+            return Err(raise(
+                "DeadlineError",
+                format!("the job is not over after {} s", limit.as_secs_f64()),
+            ));
+        }
         let Some(server) = self.lock().take() else { return Ok(()) };
         py.detach(|| server.join()).map_err(|error| raise("ParamillError", error))
     }

@@ -155,9 +155,9 @@ pub(crate) struct BroadcastArgs {
     /// Bytes of parameters in a chunk [default: the job's].
     #[arg(long, value_name = "BYTES")]
     pub(crate) chunk: Option<String>,
-    /// The simulated network, as in a scenario: three-tier:hosts_per_edge=10,edges_per_aggregation=2 and so on.
-    #[arg(long, value_name = "TEXT", default_value = "three-tier", help_heading = "Network")]
-    pub(crate) topology: Topology,
+    /// The simulated network, as in a scenario: three-tier:hosts_per_edge=10,edges_per_aggregation=2 and so on [default: three-tier].
+    #[arg(long, value_name = "TEXT", help_heading = "Network")]
+    pub(crate) topology: Option<Topology>,
     /// What a rack's hosts can send, over what its uplink carries.
     #[arg(long, value_name = "X", help_heading = "Network")]
     pub(crate) oversubscription: Option<f64>,
@@ -165,12 +165,12 @@ pub(crate) struct BroadcastArgs {
     /// follows from it, and what the simulator says of this network is printed beside.
     #[arg(long, value_name = "R", help_heading = "Network")]
     pub(crate) gbit_per_s: Option<f64>,
-    /// Time from a host to another of its rack, in microseconds.
-    #[arg(long, value_name = "T", default_value_t = 50.0, help_heading = "Network")]
-    pub(crate) latency_us: f64,
-    /// Everything random in the simulation follows from it.
-    #[arg(long, value_name = "K", default_value_t = 1, help_heading = "Network")]
-    pub(crate) seed: u64,
+    /// Time from a host to another of its rack, in microseconds [default: 50].
+    #[arg(long, value_name = "T", help_heading = "Network")]
+    pub(crate) latency_us: Option<f64>,
+    /// Everything random in the simulation follows from it [default: 1].
+    #[arg(long, value_name = "K", help_heading = "Network")]
+    pub(crate) seed: Option<u64>,
     /// Rounds. In each, the processes of both ways are started, measured and ended; medians are reported.
     #[arg(long, value_name = "R", default_value_t = 9, conflicts_with = "sim", help_heading = "Processes")]
     pub(crate) rounds: u32,

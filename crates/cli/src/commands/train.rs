@@ -7,6 +7,7 @@ use crate::plan::JobPlan;
 use crate::plot;
 use crate::training;
 use anyhow::anyhow;
+use paramill_core::policy::Axis;
 use paramill_core::registry::Registry;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +19,17 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
     }
     if args.restart > 0 && !plan.cluster.processes {
         return Err(anyhow!("--restart is about worker processes: add --processes")).or_usage();
+    }
+    let has_broadcasts = plan.policy.is_broadcast()
+        || plan
+            .overrides
+            .iter()
+            .any(|rule| rule.policies.get(Axis::Broadcast).is_some_and(|text| text != "none"));
+    if plan.cluster.topology.is_some() && !has_broadcasts {
+        return Err(anyhow!(
+            "--topology is about the trees of broadcasts, and nothing is broadcast: add --broadcast tree"
+        ))
+        .or_usage();
     }
     let training::Outcome { report, troubles } = training::run(&plan, args.restart, registry, output)?;
     report.print(output)?;

@@ -140,8 +140,14 @@ impl TrainReport {
             "bytes",
             format!("{} pushed, {} pulled{relayed}", bytes(self.bytes_pushed), bytes(self.bytes_pulled)),
         );
-        row("staleness", self.staleness_text());
-        row("DPRs", format!("{} of {} pulls were delayed (delayed pull requests)", self.dprs, self.pulls));
+        // Where everything is broadcast, nobody pulls.
+        if self.pulls > 0 || !self.policy.is_broadcast() {
+            row("staleness", self.staleness_text());
+            row(
+                "DPRs",
+                format!("{} of {} pulls were delayed (delayed pull requests)", self.dprs, self.pulls),
+            );
+        }
         if self.dropped > 0 {
             row("dropped", format!("{} gradients came too late", self.dropped));
         }

@@ -13,7 +13,7 @@ const SHORTEST_FRAME: f64 = 1024.0;
 const LONGEST_FRAME: f64 = (64 << 10) as f64;
 /// Bytes of a frame beside its padding.
 const OVERHEAD: f64 = 64.0 + 24.0;
-/// Delays are compared by the medians of so many frames in a row.
+/// Delays are compared by the least of so many frames in a row: a queue delays all of them, a busy machine some.
 const GROUP: usize = 8;
 /// The least part of the train's length by which its end is later than its beginning, for the link to be too slow.
 const LEAST_RISE: f64 = 0.1;
@@ -69,19 +69,14 @@ impl Train {
 
 /// Whether frames that were sent at this rate, and were so late in microseconds, are each later than those before.
 pub(super) fn is_rising(delays: &[i64], rate: f64) -> bool {
-    let median = |group: &[i64]| {
-        let mut sorted = group.to_vec();
-        sorted.sort_unstable();
-        sorted[sorted.len() / 2]
-    };
-    let medians: Vec<i64> = delays.chunks(GROUP).map(median).collect();
-    let (Some(first), Some(last)) = (medians.first(), medians.last()) else { return false };
-    let steps = || medians.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
+    let least: Vec<i64> = delays.chunks(GROUP).filter_map(|group| group.iter().copied().min()).collect();
+    let (Some(first), Some(last)) = (least.first(), least.last()) else { return false };
+    let steps = || least.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
     let rise = last.saturating_sub(*first) as f64;
     let ups = steps().filter(|step| *step > 0).count();
     let moved: f64 = steps().map(|step| step.unsigned_abs() as f64).sum();
     let length = bytes(rate) / rate.max(1.0) * 1e6;
-    rise >= LEAST_RISE * length && rise >= LEAST_TREND * moved && 4 * ups >= 3 * (medians.len() - 1)
+    rise >= LEAST_RISE * length && rise >= LEAST_TREND * moved && 4 * ups >= 3 * (least.len() - 1)
 }
 
 #[cfg(test)]

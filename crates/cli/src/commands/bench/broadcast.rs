@@ -13,7 +13,7 @@ use paramill_core::policy::{Axis, Policy};
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_sim::broadcast::{Broadcast, BroadcastError, Experiment};
-use paramill_sim::network::{NetworkConfig, Topology};
+use paramill_sim::network::{NetworkConfig, ThreeTier, Topology};
 use processes::Rounds;
 use report::Report;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ const STAR: &str = "star";
 const MAX_ELEMENTS: u64 = 1 << 40;
 /// Rate of a simulated link, unless another one is named.
 const GBIT_PER_S: f64 = 1.0;
+const LATENCY_US: f64 = 50.0;
 /// Steps of progress for each run of the simulator.
 const STEPS: u64 = 100;
 const SEED: u64 = 1;
@@ -81,7 +82,7 @@ impl Plan {
             chunk_bytes,
             payload_bytes,
             network: network(args)?,
-            seed: args.seed,
+            seed: args.seed.unwrap_or(SEED),
         };
         Ok(Plan {
             broadcast: args.broadcast.clone(),
@@ -143,7 +144,19 @@ pub(super) fn run(args: &BroadcastArgs, registry: &Registry, output: &Output) ->
 }
 
 fn network(args: &BroadcastArgs) -> Result<NetworkConfig> {
-    let mut topology = args.topology.clone();
+    let simulated = [
+        ("--topology", args.topology.is_some()),
+        ("--oversubscription", args.oversubscription.is_some()),
+        ("--latency-us", args.latency_us.is_some()),
+        ("--seed", args.seed.is_some()),
+    ];
+    if let Some((option, _)) = simulated.iter().find(|(_, is_given)| *is_given) {
+        ensure!(
+            args.sim || args.gbit_per_s.is_some(),
+            "{option} is about a simulated network: add --sim, or --gbit-per-s for a simulation beside the processes"
+        );
+    }
+    let mut topology = args.topology.clone().unwrap_or_else(|| Topology::ThreeTier(ThreeTier::default()));
     if let Some(oversubscription) = args.oversubscription {
         let Topology::ThreeTier(tiers) = &mut topology else {
             anyhow::bail!("--oversubscription: a star has no uplinks; give --topology three-tier");
@@ -160,7 +173,12 @@ fn network(args: &BroadcastArgs) -> Result<NetworkConfig> {
     }
     let gbit_per_s = args.gbit_per_s.unwrap_or(GBIT_PER_S);
     ensure!(gbit_per_s > 0.0, "--gbit-per-s {gbit_per_s}: expected a number above 0");
-    Ok(NetworkConfig { gbit_per_s, latency_us: args.latency_us, topology, ..NetworkConfig::default() })
+    Ok(NetworkConfig {
+        gbit_per_s,
+        latency_us: args.latency_us.unwrap_or(LATENCY_US),
+        topology,
+        ..NetworkConfig::default()
+    })
 }
 
 /// Bytes of a chunk of normal values, as this codec makes them.
