@@ -253,15 +253,15 @@ pub(crate) struct ServeArgs {
 
 /// Add up the gradients of the workers of a host or rack on their way to the servers.
 ///
-/// Servers get one sum where several workers pushed, and send parameters once for all of them. They still learn of every
-/// worker's progress, so that consistency models mean the same. Workers go through it when they are told to:
-/// PARAMILL_AGGREGATOR=HOST:PORT in their environment.
+/// Servers get one sum where several workers pushed, and send parameters once for all of them where the job broadcasts them
+/// (--broadcast star). They still learn of every worker's progress, so that consistency models mean the same. Workers go
+/// through it when they are told to: PARAMILL_AGGREGATOR=HOST:PORT in their environment.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   paramill aggregate --job paramill://10.0.0.1:7070/job                    for workers of this machine
   paramill aggregate --job paramill://10.0.0.1:7070/job --host 10.0.1.1    for others that reach this address
-  paramill train --processes --workers 4 --aggregators 2")]
+  paramill train --processes --workers 4 --aggregators 2 --broadcast star")]
 pub(crate) struct AggregateArgs {
     /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
     #[arg(long, value_name = "URL")]
@@ -275,6 +275,10 @@ pub(crate) struct AggregateArgs {
     /// Threads, each for a share of the servers' data cores. Further ones listen on the ports that follow.
     #[arg(long, value_name = "K", default_value_t = 1)]
     pub(crate) cores: u32,
+    /// Go to the servers through another aggregator, which adds up the sums of several: the address that it prints, as for
+    /// PARAMILL_AGGREGATOR.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) through: Option<String>,
     /// How long a complete push waits for those of other workers. Under bsp, where every round waits for all of them
     /// anyway, it waits until none has come in for 1s.
     #[arg(long, value_name = "TIME", default_value = "5ms")]

@@ -159,7 +159,11 @@ fn threads_and_processes_compute_the_same_bits() {
         (&threads["loss"], &threads["test_loss"]),
         "psp with c = N is bsp"
     );
-    for extra in [&["--aggregators", "2"][..], &["--aggregators", "1", "--processes"]] {
+    for extra in [
+        &["--aggregators", "2"][..],
+        &["--aggregators", "1", "--processes"],
+        &["--aggregators", "2", "--processes", "--broadcast", "star"],
+    ] {
         let through = run(extra);
         for key in ["loss", "test_loss", "steps"] {
             assert_eq!(threads[key], through[key], "{key} with {extra:?}");

@@ -66,6 +66,7 @@ fn the_simulator_and_sockets_agree_in_arrival_order_and_with_codecs() {
         "codec = \"bitmap+lz4\"",
         "codec = \"lossless+zstd\"\nanswer_codec = \"lossless+snappy\"",
         "aggregators = 2\ncodec = \"bitmap+snappy\"",
+        "aggregators = 2\nbroadcast = \"star\"",
     ] {
         let scenario = format!("{codecs}\n{counted}");
         assert_eq!(expected, tables(&scenario, &[]), "{codecs}, simulated");

@@ -1,5 +1,5 @@
-//! An aggregator as a state machine: it adds up the gradients of the workers of a host or rack, and fans parameters out
-//! to them.
+//! An aggregator as a state machine: it adds up the gradients of the workers of a host or rack, and passes the streams of tables that
+//! are broadcast on to them.
 //!
 //! To a server it is one peer that brings weighted sums and says whose pushes are complete in them, so that conditions
 //! see the real workers' progress. To a worker it is where the servers are: the same frames, one connection for each
@@ -7,18 +7,19 @@
 
 mod aggregate;
 mod aggregation;
-mod copies;
 mod flights;
 mod held_pulls;
+mod lowers;
 mod members;
 mod memory;
 mod routes;
 mod shard_proxy;
+mod streams;
 mod sum_buffer;
 mod table;
 mod uplink;
 
-use crate::address::{Addresses, core_of};
+use crate::address::{Addresses, CoreAddresses, core_of};
 use crate::consistency::{Apply, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -30,14 +31,15 @@ use crate::status::AggregatorReport;
 use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
+    Cause, Change, Control, Fault, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
 };
-use copies::Copies;
+use members::Caller;
 use memory::Memory;
-use shard_proxy::{ProxyPolicy, ShardProxy};
+use shard_proxy::{Answers, ProxyPolicy, ShardProxy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+use streams::UpdateCodec;
 use table::{CodecSeeds, SumCodec, SumPolicy, Table};
 use uplink::Out;
 
@@ -58,6 +60,8 @@ pub struct AggregatorConfig {
     pub addresses: Addresses,
     /// The coordinator's address.
     pub coordinator: String,
+    /// The aggregator above it, of a rack, that it goes through to the servers.
+    pub above: Option<CoreAddresses>,
     /// How long a complete push is held for those of other workers.
     pub hold: Duration,
 }
@@ -74,7 +78,8 @@ pub struct Aggregator {
     live: BTreeMap<WorkerId, u64>,
     /// One for each shard that it stands for, in the plan's order.
     proxies: Vec<ShardProxy>,
-    copies: Copies,
+    /// Levels of aggregators that go through it, or want to.
+    levels: u32,
     /// A chunk of zeros. A server that notes an aggregate before all of it was sent gets these: the memory is used again.
     blank: Vec<u8>,
     report: AggregatorReport,
@@ -94,7 +99,7 @@ impl Aggregator {
             plan: None,
             live: BTreeMap::new(),
             proxies: Vec::new(),
-            copies: Copies::default(),
+            levels: 0,
             blank: Vec::new(),
             report: AggregatorReport::default(),
             next_report: now,
@@ -114,20 +119,27 @@ impl Aggregator {
         AggregatorReport {
             workers: members.len() as u32,
             memory_bytes: self.memory_bytes() as u64,
+            below: self
+                .proxies
+                .iter()
+                .flat_map(ShardProxy::lowers)
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect(),
             ..self.report.clone()
         }
     }
 
     /// Bytes held for sums and parameters.
     pub fn memory_bytes(&self) -> usize {
-        self.copies.memory_bytes() + self.proxies.iter().map(ShardProxy::memory_bytes).sum::<usize>()
+        self.proxies.iter().map(ShardProxy::memory_bytes).sum()
     }
 
     /// The proxy of one shard, with what it works on.
-    fn proxy(&mut self, shard: ShardId) -> Option<(&mut ShardProxy, &mut Copies, Out<'_>)> {
+    fn proxy(&mut self, shard: ShardId) -> Option<(&mut ShardProxy, Out<'_>)> {
         let index = self.proxies.binary_search_by_key(&shard, ShardProxy::shard).ok()?;
         let out = Out { outputs: &mut self.outputs, report: &mut self.report };
-        Some((&mut self.proxies[index], &mut self.copies, out))
+        Some((&mut self.proxies[index], out))
     }
 
     fn handle_worker_frame(
@@ -139,14 +151,47 @@ impl Aggregator {
         payload: &[u8],
     ) {
         let is_live = self.live.contains_key(&worker);
-        let Some((proxy, _, mut out)) = self.proxy(shard) else { return };
+        let Some((proxy, mut out)) = self.proxy(shard) else { return };
         if !is_live {
             let message = format!("{worker} is no member of this job any more");
             let fault = Fault { cause: Cause::NotAMember, message };
-            proxy.refuse(worker, header.table, header.request, &fault, &mut out);
+            proxy.refuse(Caller::direct(worker), header.table, header.request, &fault, &mut out);
         } else if proxy.is_connected(worker) {
             proxy.handle_worker(now, worker, header, payload, &mut out);
         }
+    }
+
+    /// An aggregator wants to go through this one.
+    fn accept_lower(&mut self, incarnation: u64, lower: Lower) -> Result<Welcome, Refusal> {
+        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
+        let Lower { process, id, shard, again, levels } = lower;
+        if id.0 >= limits::MAX_AGGREGATORS {
+            return refuse("an aggregator gets its number from the coordinator first".into(), false);
+        }
+        if Some(id) == self.id {
+            return refuse(
+                format!("{id} cannot go through itself; give it the address of another one"),
+                false,
+            );
+        }
+        if self.plan.is_none() {
+            return refuse("this aggregator has no plan yet".into(), true);
+        }
+        if levels >= limits::MAX_AGGREGATOR_LEVELS {
+            let reason = format!(
+                "{levels} levels of aggregators go through {id}: they go through each other in a circle; start one of them without \
+                 --through"
+            );
+            return refuse(reason, false);
+        }
+        let Some((proxy, mut out)) = self.proxy(shard) else { return refuse(misplaced(shard), false) };
+        let was_up = proxy.was_up();
+        let accepted = proxy.accept_lower(id, process, incarnation, again, &mut out);
+        // What was connected to a shard once is in no circle.
+        if !was_up {
+            self.levels = self.levels.max(levels + 1);
+        }
+        accepted.map(|()| Welcome { you: NodeId::Aggregator(id), incarnation })
     }
 
     fn handle_control(&mut self, now: Time, message: Control) {
@@ -227,17 +272,20 @@ impl Aggregator {
         let me = self.id.map_or(0, |id| id.0 as usize);
         let AggregatorConfig { core, cores, .. } = self.config;
         let is_own = |place: usize| core_of(place, cores as usize) == core as usize;
-        let own = plan.shards.iter().enumerate().filter(|(place, _)| is_own(*place));
-        for (place, (_, ServedShard { shard, addresses, .. })) in own.enumerate() {
-            let addresses = addresses.for_caller(me + shard.core as usize);
-            let link = Link::new(now, NodeId::Shard(*shard), addresses);
+        let own = || plan.shards.iter().enumerate().filter(|(place, _)| is_own(*place));
+        let log_bytes = limits::STREAM_LOG_BYTES / (own().count() * plan.tables.len()).max(1);
+        for (place, (in_plan, ServedShard { shard, addresses, .. })) in own().enumerate() {
+            let (connection, addresses) = match &self.config.above {
+                Some(above) => (ConnectionId::AggregatorFor(*shard), above.of_shard(in_plan)),
+                None => (NodeId::Shard(*shard).into(), addresses),
+            };
+            let link = Link::new(now, connection, addresses.for_caller(me + shard.core as usize));
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
                 let own = (0u32..).zip(chunks.iter().copied()).filter(|(_, chunk)| chunk.shard == *shard);
                 Table::new(spec, own)
             });
-            self.proxies.push(ShardProxy::new(place, *shard, link, tables.collect()));
+            self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables.collect(), log_bytes));
         }
-        self.copies = Copies::new(&plan.tables, &chunks);
         self.plan = Some(plan);
         self.set_policies();
         self.handle_timeout(now);
@@ -259,13 +307,18 @@ impl Aggregator {
                 let codecs = policy.codecs(&self.registry);
                 // The servers refuse a policy that cannot be read here.
                 let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
-                self.copies.set_codec(number, server, codecs.answer);
+                let valid_from = plan.valid_from(table);
+                let answers = match policy.is_broadcast() {
+                    true => Answers::Broadcast(UpdateCodec::new(codecs.answer, spec.rows, valid_from)),
+                    false => Answers::Passing(codecs.answer.element_type()),
+                };
                 let policy = ProxyPolicy {
                     sums: sum_policy(policy.order(), &sync, &optimizer, self.config.hold),
                     nonfinite: policy.nonfinite(),
                     codec: SumCodec::new(codecs.push, spec.rows),
+                    answers,
                     seeds: CodecSeeds { job: plan.seed, sender, table: table.0 },
-                    valid_from: plan.valid_from(table),
+                    valid_from,
                 };
                 let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
                 proxy.set_policy(number, policy, &mut out);
@@ -300,8 +353,11 @@ impl Role for Aggregator {
             let reason = format!("this aggregator serves job `{}`, not `{}`", self.config.job, hello.job);
             return refuse(reason, false);
         }
+        if let Party::Below { process, id, shard, again, levels } = hello.from {
+            return self.accept_lower(hello.incarnation, Lower { process, id, shard, again, levels });
+        }
         let Party::Through { rank, shard, again } = hello.from else {
-            let reason = "an aggregator takes workers that were told to go through it; use the job's URL";
+            let reason = "an aggregator takes workers and aggregators that were told to go through it; use the job's URL";
             return refuse(reason.into(), false);
         };
         if self.plan.is_none() {
@@ -316,26 +372,30 @@ impl Role for Aggregator {
             // The servers have let it in, which may be known here later.
             return refuse(format!("this aggregator does not know yet that {rank} takes part"), true);
         }
-        let Some((proxy, ..)) = self.proxy(shard) else {
-            let reason = format!(
-                "this core of the aggregator does not stand for {shard}; give workers the addresses of all its cores"
-            );
-            return refuse(reason, false);
+        let Some((proxy, mut out)) = self.proxy(shard) else {
+            return refuse(misplaced(shard), false);
         };
-        proxy.accept(rank, again)?;
+        proxy.accept(rank, again, &mut out)?;
         Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
     }
 
-    fn hello(&self, _connection: ConnectionId) -> Hello {
+    fn hello(&self, connection: ConnectionId) -> Hello {
         let AggregatorConfig { job, process, .. } = &self.config;
-        let from = Party::Aggregator { process: *process, id: self.id };
+        let process = *process;
+        let from = match (connection, self.id) {
+            (ConnectionId::AggregatorFor(shard), Some(id)) => {
+                let mut own = self.proxies.iter().filter(|proxy| proxy.shard() == shard);
+                Party::Below { process, id, shard, again: own.any(ShardProxy::was_up), levels: self.levels }
+            }
+            (_, id) => Party::Aggregator { process, id },
+        };
         Hello { job: job.clone(), from, incarnation: process.0 }
     }
 
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
         // It connects to shards and to the coordinator.
         if let Some(shard) = connection.shard() {
-            if let Some((proxy, _, mut out)) = self.proxy(shard) {
+            if let Some((proxy, mut out)) = self.proxy(shard) {
                 proxy.connected(&mut out);
             }
             return;
@@ -351,14 +411,19 @@ impl Role for Aggregator {
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match connection {
             ConnectionId::WorkerFor(worker, shard) => {
-                if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                if let Some((proxy, mut out)) = self.proxy(shard) {
                     proxy.lose_worker(worker, &mut out);
                 }
             }
+            ConnectionId::LowerFor(id, shard) => {
+                if let Some((proxy, mut out)) = self.proxy(shard) {
+                    proxy.lose_lower(id, &mut out);
+                }
+            }
             _ if why.is_final() => self.stop(Some(format!("{connection} {why}"))),
-            ConnectionId::Node(NodeId::Shard(shard)) => {
-                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
-                    proxy.disconnected(now, why, copies, &mut out);
+            ConnectionId::Node(NodeId::Shard(shard)) | ConnectionId::AggregatorFor(shard) => {
+                if let Some((proxy, mut out)) = self.proxy(shard) {
+                    proxy.disconnected(now, why, &mut out);
                 }
             }
             // The coordinator's is the only other one.
@@ -371,11 +436,15 @@ impl Role for Aggregator {
             (ConnectionId::WorkerFor(worker, shard), _) => {
                 self.handle_worker_frame(now, worker, shard, header, payload);
             }
-            (ConnectionId::Node(NodeId::Shard(shard)), _) => {
-                let Some((proxy, copies, mut out)) = self.proxy(shard) else { return };
-                if let Err(error) = proxy.handle_shard(header, payload, copies, &mut out) {
-                    self.stop(Some(error));
-                }
+            (ConnectionId::LowerFor(id, shard), _) => {
+                let index = self.proxies.binary_search_by_key(&shard, ShardProxy::shard);
+                let Ok(index) = index else { return };
+                let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+                self.proxies[index].handle_lower(now, id, header, payload, &self.live, &mut out);
+            }
+            (ConnectionId::Node(NodeId::Shard(shard)) | ConnectionId::AggregatorFor(shard), _) => {
+                let Some((proxy, mut out)) = self.proxy(shard) else { return };
+                proxy.handle_shard(now, header, payload, &mut out);
             }
             (ConnectionId::Node(NodeId::Coordinator), Kind::Control) => {
                 match control::decode("control message", payload) {
@@ -425,24 +494,12 @@ impl Role for Aggregator {
         self.outputs.bytes()
     }
 
-    fn refresh(&self, header: &mut Header) {
-        // Chunks are read from the copy when they leave. What a codec made is as old as it was.
-        let is_fixed = header.flags.has(Flags::ROWS) || header.flags.has(Flags::ENCODED);
-        if header.kind == Kind::Params && !is_fixed {
-            header.version = self.copies.version(header.table.0 as usize, header.chunk);
-        }
-    }
-
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         let &Body::Stored { buffer, start, len } = body else {
             return body.bytes().expect("all else has its bytes with it");
         };
-        let bytes = match Memory::from_bits(buffer) {
-            Memory::Copy { table } => Some(self.copies.bytes(table)),
-            Memory::Aggregate { shard, id } => {
-                self.proxies.get(shard).and_then(|proxy| proxy.aggregate_bytes(id))
-            }
-        };
+        let Memory { shard, id } = Memory::from_bits(buffer);
+        let bytes = self.proxies.get(shard).and_then(|proxy| proxy.aggregate_bytes(id));
         bytes.and_then(|bytes| bytes.get(start..start + len)).unwrap_or_else(|| &self.blank[..len])
     }
 
@@ -455,6 +512,22 @@ impl Role for Aggregator {
         }
         Ok(())
     }
+}
+
+/// The hello of an aggregator below ([`Party::Below`]).
+struct Lower {
+    process: ProcessId,
+    id: AggregatorId,
+    shard: ShardId,
+    again: bool,
+    levels: u32,
+}
+
+/// Why a peer that asks for a shard is refused.
+fn misplaced(shard: ShardId) -> String {
+    format!(
+        "this core of the aggregator does not stand for {shard}; give the addresses of all its cores, with `+` between them"
+    )
 }
 
 /// Treatment of a table's gradients under its policies.
@@ -489,6 +562,7 @@ mod tests {
             cores: 1,
             addresses: "here:1".into(),
             coordinator: "there:1".into(),
+            above: None,
             hold: Duration::ZERO,
         };
         let mut aggregator = Aggregator::new(Time::ZERO, config, Arc::new(Registry::builtin()));
@@ -537,6 +611,27 @@ mod tests {
         aggregator.take_change(4, &Change::Left { worker: WorkerId(1) });
         assert_eq!((greet(&mut aggregator, 20), greet(&mut aggregator, 21)), (Err(false), Err(true)));
         assert_eq!(aggregator.check(), Ok(()));
+    }
+
+    #[test]
+    fn aggregators_that_go_through_each_other_are_told() {
+        let mut aggregator = aggregator();
+        let mut greet = |id: u32, levels| {
+            let (process, id) = (ProcessId(7), AggregatorId(id));
+            let from = Party::Below { process, id, shard: SHARD, again: false, levels };
+            let hello = Hello { job: "job".into(), from, incarnation: 7 };
+            aggregator
+                .accept(Time::ZERO, &hello)
+                .map(|_| ())
+                .map_err(|refusal| (refusal.reason, refusal.retry))
+        };
+        let (reason, retry) = greet(0, 0).unwrap_err();
+        assert!(reason.contains("aggregator 0 cannot go through itself") && !retry, "{reason}");
+        let (reason, retry) = greet(1, limits::MAX_AGGREGATOR_LEVELS).unwrap_err();
+        assert!(reason.contains("in a circle") && !retry, "{reason}");
+        assert_eq!(greet(limits::MAX_AGGREGATORS, 0).map_err(|(_, retry)| retry), Err(false));
+        assert_eq!(greet(1, limits::MAX_AGGREGATOR_LEVELS - 1), Ok(()));
+        assert_eq!(aggregator.report().below, [AggregatorId(1)]);
     }
 
     #[test]

@@ -13,7 +13,6 @@ pub(crate) use gauge::Gauge;
 use train::Train;
 pub(crate) use watch::Watch;
 
-use crate::codec::Codec;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -70,7 +69,7 @@ impl fmt::Display for Reading {
 }
 
 /// Why a codec whose threshold follows links is not for workers behind an aggregator, which sums what they push by a codec of its own.
-pub(crate) fn not_behind_aggregators(codec: &Codec) -> String {
+pub(crate) fn not_behind_aggregators(codec: &impl fmt::Display) -> String {
     format!(
         "`{codec}` follows the links to the servers, and workers behind an aggregator have none; give it `delta` in place of \
          `low` and `up`, or let workers go to the servers themselves"

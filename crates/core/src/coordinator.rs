@@ -201,7 +201,9 @@ impl Coordinator {
                 self.send(NodeId::Worker(worker), &Control::Left);
                 self.part_with(now, worker, MemberState::Left);
             }
-            Control::Reached { addresses } => self.register_worker(worker, addresses),
+            Control::Reached { addresses, is_aggregated } => {
+                self.register_worker(worker, addresses, is_aggregated);
+            }
             Control::Unreachable { relay } => self.note_out_of_reach(worker, relay),
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
@@ -264,7 +266,7 @@ impl Coordinator {
     }
 
     /// A worker says where others reach it.
-    fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>) {
+    fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>, is_aggregated: bool) {
         let Some(incarnation) = self.workers.incarnation(worker) else { return };
         let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
             Ok(()) => addresses,
@@ -273,7 +275,7 @@ impl Coordinator {
                 None
             }
         };
-        self.routes.register(worker, incarnation, addresses);
+        self.routes.register(worker, incarnation, addresses, is_aggregated);
         self.route();
     }
 
@@ -905,8 +907,9 @@ impl Role for Coordinator {
             }
             Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
             Party::Reader { id } => self.readers.accept(now, hello.incarnation, id),
-            Party::Through { .. } => {
-                let reason = "this is no aggregator; give --aggregator the address of one".into();
+            Party::Through { .. } | Party::Below { .. } => {
+                let reason =
+                    "this is the job's coordinator; give the address that `paramill aggregate` prints".into();
                 Err(Refusal { reason, retry: false })
             }
         }

@@ -30,6 +30,9 @@ pub const MAX_SERVERS: u32 = 1024;
 pub const MAX_CORES: u32 = 256;
 /// Aggregators in one job.
 pub const MAX_AGGREGATORS: u32 = 1024;
+
+/// Levels of aggregators that stand above each other. More are taken for a circle.
+pub const MAX_AGGREGATOR_LEVELS: u32 = 8;
 /// Addresses of one data core.
 pub const MAX_ADDRESSES: usize = 8;
 /// Tables in one job.

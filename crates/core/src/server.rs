@@ -5,7 +5,7 @@
 //! what was taken is remembered until the push is complete and counted.
 
 mod accumulators;
-mod aggregators;
+pub(crate) mod aggregators;
 mod delivery;
 mod links;
 mod members;
@@ -503,25 +503,12 @@ impl Shard {
         Ok(())
     }
 
-    /// A control message of a worker, on its connection or through its aggregator.
+    /// A control message of a worker, on its connection.
     fn handle_worker_control(&mut self, now: Time, worker: WorkerId, payload: &[u8]) {
-        let message = control::decode("control message", payload)
-            .map_err(|error| Fault { cause: Cause::Protocol, message: error.to_string() });
-        let handled = message.and_then(|message| match message {
-            Control::Verdict { table, number, holds } => {
-                self.handle_verdict(now, worker, table, number, holds)
+        let handled = decode_control(payload).and_then(|message| match message {
+            Control::Subscribe { .. } | Control::Unsubscribe { .. } | Control::Seen { .. } => {
+                self.handle_follower(now, NodeId::Worker(worker), message)
             }
-            Control::Subscribe { shard, positions, is_question } => {
-                self.handle_subscribe(now, worker, shard, &positions, is_question)
-            }
-            Control::Unsubscribe { tables, .. } => {
-                tables.into_iter().for_each(|table| self.delivery.unsubscribe(worker, table));
-                if !self.delivery.is_followed_by(worker) {
-                    self.links.leave(now, worker, &mut self.tables);
-                }
-                Ok(())
-            }
-            Control::Seen { table, version, .. } => self.handle_seen(now, worker, table, version),
             // The job's thresholds are for those who train.
             Control::Probe(_) | Control::Measured(_) | Control::Behind { .. } if worker.is_reader() => {
                 let message = "a server does not take a reader's word on links".into();
@@ -539,15 +526,63 @@ impl Shard {
                 self.links.note_behind(now, worker, lacking, &mut self.tables);
                 Ok(())
             }
-            other => {
-                let message = format!("a server does not take a `{}` message from a worker", other.name());
-                Err(Fault { cause: Cause::Protocol, message })
-            }
+            other => self.handle_judgement(now, worker, other),
         });
         if let Err(fault) = handled {
             self.delivery.refuse(worker, TableId(0), 0, &fault);
         }
         self.tell_news();
+    }
+
+    /// A control message of an aggregator: its own, about the streams that it passes on, or what worker 0 says through it.
+    fn handle_aggregator_control(&mut self, now: Time, id: AggregatorId, payload: &[u8]) {
+        let from = NodeId::Aggregator(id);
+        let handled = decode_control(payload).and_then(|message| match message {
+            Control::Subscribe { .. } | Control::Unsubscribe { .. } | Control::Seen { .. } => {
+                self.handle_follower(now, from, message)
+            }
+            other if self.delivery.is_through(WorkerId::FIRST, id) => {
+                self.handle_judgement(now, WorkerId::FIRST, other)
+            }
+            // Worker 0 has come to be reached otherwise.
+            _ => Ok(()),
+        });
+        if let Err(fault) = handled {
+            self.delivery.refuse_to(from, TableId(0), 0, &fault);
+        }
+    }
+
+    /// What worker 0 says of a pull that it was asked about.
+    fn handle_judgement(&mut self, now: Time, worker: WorkerId, message: Control) -> Result<(), Fault> {
+        match message {
+            Control::Verdict { table, number, holds } => {
+                self.handle_verdict(now, worker, table, number, holds)
+            }
+            other => {
+                let message = format!("a server does not take a `{}` message from a worker", other.name());
+                Err(Fault { cause: Cause::Protocol, message })
+            }
+        }
+    }
+
+    /// What a worker or an aggregator says of the streams that it follows, or is to follow.
+    fn handle_follower(&mut self, now: Time, from: NodeId, message: Control) -> Result<(), Fault> {
+        match message {
+            Control::Subscribe { shard, positions, is_question } => {
+                self.handle_subscribe(now, from, shard, &positions, is_question)
+            }
+            Control::Unsubscribe { tables, .. } => {
+                tables.into_iter().for_each(|table| self.delivery.unsubscribe(from, table));
+                if let NodeId::Worker(worker) = from
+                    && !self.delivery.is_followed_by(from)
+                {
+                    self.links.leave(now, worker, &mut self.tables);
+                }
+                Ok(())
+            }
+            Control::Seen { table, version, .. } => self.handle_seen(now, from, table, version),
+            _ => Ok(()),
+        }
     }
 
     /// Another threshold of a codec holds.
@@ -557,60 +592,60 @@ impl Shard {
         }
     }
 
-    /// A worker follows the streams of some tables from now on.
+    /// Somebody follows the streams of some tables from now on.
     fn handle_subscribe(
         &mut self,
         now: Time,
-        worker: WorkerId,
+        from: NodeId,
         shard: ShardId,
         positions: &[Position],
         is_question: bool,
     ) -> Result<(), Fault> {
-        if !self.members.has(worker) && !self.readers.contains_key(&worker) {
+        if let NodeId::Worker(worker) = from
+            && !self.members.has(worker)
+            && !self.readers.contains_key(&worker)
+        {
             return Err(not_a_member(worker));
         }
         if self.id() != Some(shard) {
-            let message = format!("{worker} asks for streams of {shard} here");
+            let message = format!("{from} asks for streams of {shard} here");
             return Err(Fault { cause: Cause::Protocol, message });
         }
         if positions.len() > self.tables.len() {
             let (asked, tables) = (positions.len(), self.tables.len());
-            let message = format!("{worker} asks for {asked} streams, and there are {tables} tables");
+            let message = format!("{from} asks for {asked} streams, and there are {tables} tables");
             return Err(Fault { cause: Cause::Protocol, message });
         }
-        Position::check_order(positions, worker)?;
+        Position::check_order(positions, from)?;
         for position in positions {
-            let table = self.broadcast_table(worker, position.table)?;
-            self.delivery.subscribe(now, worker, *position, is_question, self.tables.get(table));
+            let table = self.broadcast_table(from, position.table)?;
+            self.delivery.subscribe(now, from, *position, is_question, self.tables.get(table));
         }
         // The job's thresholds are for those who train.
-        if !is_question && !worker.is_reader() {
+        if let NodeId::Worker(worker) = from
+            && !is_question
+            && !worker.is_reader()
+        {
             self.links.add(now, worker);
         }
         Ok(())
     }
 
-    /// A worker has a version of a table.
-    fn handle_seen(
-        &mut self,
-        now: Time,
-        worker: WorkerId,
-        table: TableId,
-        version: Clock,
-    ) -> Result<(), Fault> {
-        let place = self.broadcast_table(worker, table)?;
-        let reading = self.delivery.note_seen(now, worker, table, version, self.tables.get(place));
-        if let Some(reading) = reading {
+    /// Somebody has a version of a table.
+    fn handle_seen(&mut self, now: Time, from: NodeId, table: TableId, version: Clock) -> Result<(), Fault> {
+        let place = self.broadcast_table(from, table)?;
+        let reading = self.delivery.note_seen(now, from, table, version, self.tables.get(place));
+        if let (Some(reading), NodeId::Worker(worker)) = (reading, from) {
             self.links.note(now, worker, reading, &mut self.tables);
         }
         Ok(())
     }
 
-    /// The index of a table whose stream a worker speaks of.
-    fn broadcast_table(&self, worker: WorkerId, table: TableId) -> Result<usize, Fault> {
+    /// The index of a table whose stream somebody speaks of.
+    fn broadcast_table(&self, from: NodeId, table: TableId) -> Result<usize, Fault> {
         let found = self.tables.find(table).filter(|table| table.is_broadcast() && table.elements() > 0);
         found.map(|_| table.0 as usize).ok_or_else(|| {
-            let message = format!("{worker} asks for a stream of table {}, and there is none here", table.0);
+            let message = format!("{from} asks for a stream of table {}, and there is none here", table.0);
             Fault { cause: Cause::Protocol, message }
         })
     }
@@ -631,7 +666,7 @@ impl Shard {
     /// A worker's push was refused: what was sent of the answer to it is of no use.
     fn abandon_answer(&mut self, table: usize, worker: WorkerId) {
         self.delivery.abandon(table, worker);
-        self.tables.get_mut(table).forget_receiver(NodeId::Worker(worker));
+        self.tables.get_mut(table).forget_answers(worker);
     }
 
     /// A worker's connection is gone: it asks again for what it still wants.
@@ -652,7 +687,6 @@ impl Shard {
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
     fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
         self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
-        self.tables.iter_mut().for_each(|table| table.forget_receiver(NodeId::Aggregator(id)));
     }
 
     fn accept_aggregator(
@@ -669,6 +703,8 @@ impl Shard {
             return refuse("this server has no plan yet", true);
         }
         self.aggregators.accept(id, process, hello.incarnation)?;
+        // A connection that this one takes the place of may have followed streams.
+        self.delivery.lose_follower(NodeId::Aggregator(id));
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
 
@@ -692,17 +728,23 @@ impl Shard {
         }
         self.readers.insert(id, hello.incarnation);
         // A connection that this one takes the place of may have followed streams.
-        self.delivery.lose_reader(id);
+        self.delivery.lose_follower(NodeId::Worker(id));
         Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation })
     }
 
     fn lose_reader(&mut self, now: Time, id: WorkerId) {
         self.readers.remove(&id);
-        self.delivery.lose_reader(id);
+        self.delivery.lose_follower(NodeId::Worker(id));
         self.links.lose(now, id, &mut self.tables);
     }
 
     fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
+        if self.plan.as_ref().is_some_and(|plan| header.epoch > plan.epoch) {
+            // The aggregator knows of a change that has yet to be heard of here. It comes back, and sends everything again. A
+            // refusal would have workers begin anew a push of which other chunks were taken before the change.
+            self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
+            return self.lose_aggregator(now, id);
+        }
         match FromAggregator::decode(header) {
             Some(FromAggregator::Relayed(worker, frame)) => {
                 if !self.members.has(worker) {
@@ -749,7 +791,7 @@ impl Shard {
             Ok(()) => self.aggregators.note_taken(id, sum),
             Err(fault) => {
                 self.delivery.count_refused();
-                self.aggregators.note_refused(id, sum, fault);
+                self.aggregators.note_refused(id, (sum.subject.table, sum.clock), sum.attempt, fault);
             }
         }
     }
@@ -760,12 +802,17 @@ impl Shard {
         if matches!(turn, Turn::TooEarly { .. }) {
             return;
         }
-        let refused = self.aggregators.refusal(id, list);
         let entries = group::decode(payload).unwrap_or_else(|error| {
             self.log(format!("{id}: {error}"));
             Vec::new()
         });
         let table = self.check_sum(&list.subject);
+        if let (Ok(table), Turn::Next, false) = (&table, turn, entries.is_empty())
+            && let Err(fault) = self.tables.get(*table).check_clock(list.clock)
+        {
+            self.aggregators.note_refused(id, (list.subject.table, list.clock), list.attempt, fault);
+        }
+        let refused = self.aggregators.refusal(id, list);
         let fault = table.as_ref().err().or(refused.as_ref().map(|refused| refused.fault()));
         let counts = turn == Turn::Next && refused.as_ref().is_none_or(|refused| refused.counts());
         for &Entry { worker, request, .. } in &entries {
@@ -835,6 +882,11 @@ impl Shard {
     }
 }
 
+fn decode_control(payload: &[u8]) -> Result<Control, Fault> {
+    control::decode("control message", payload)
+        .map_err(|error| Fault { cause: Cause::Protocol, message: error.to_string() })
+}
+
 #[cold]
 fn not_a_member(worker: WorkerId) -> Fault {
     Fault { cause: Cause::NotAMember, message: format!("{worker} is no member of this job any more") }
@@ -857,6 +909,11 @@ impl Role for Shard {
             Party::Worker { rank: Some(worker) } => worker,
             Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
             Party::Reader { id: Some(id) } => return self.accept_reader(hello, id),
+            Party::Through { .. } | Party::Below { .. } => {
+                let reason =
+                    "this is a server, and no aggregator; give the address that `paramill aggregate` prints";
+                return refuse(reason.into(), false);
+            }
             _ => {
                 return refuse("a server's data address takes workers only; use the job's URL".into(), false);
             }
@@ -922,9 +979,7 @@ impl Role for Shard {
                     self.delivery.refuse(worker, header.table, header.request, &fault);
                 }
             },
-            (NodeId::Aggregator(id), Kind::Control) if self.delivery.is_through(WorkerId::FIRST, id) => {
-                self.handle_worker_control(now, WorkerId::FIRST, payload);
-            }
+            (NodeId::Aggregator(id), Kind::Control) => self.handle_aggregator_control(now, id, payload),
             (NodeId::Aggregator(id), _) => self.handle_aggregator_frame(now, id, header, payload),
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),

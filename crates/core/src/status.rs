@@ -130,6 +130,9 @@ pub struct AggregatorReport {
     pub bytes_to_workers: u64,
     /// Bytes held for sums and parameters.
     pub memory_bytes: u64,
+    /// Aggregators that go to the servers through it.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_AGGREGATORS as usize }>")]
+    pub below: Vec<AggregatorId>,
 }
 
 /// An aggregator in the coordinator's status.

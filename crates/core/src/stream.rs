@@ -14,7 +14,7 @@ mod replica;
 mod rows;
 
 pub(crate) use digest::Digest;
-pub(crate) use replica::{Replica, Taken};
+pub(crate) use replica::{Replica, ReplicaChunks, Taken};
 
 use crate::bandwidth::Reading;
 use crate::limits;

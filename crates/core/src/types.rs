@@ -90,6 +90,8 @@ pub enum ConnectionId {
     /// A worker's connection to another one that passes streams on to it. The other end's is `Node`: two workers may do so for
     /// each other.
     RelayedBy(WorkerId),
+    /// An aggregator's connection to one below it, for one shard.
+    LowerFor(AggregatorId, ShardId),
 }
 
 impl ConnectionId {
@@ -102,6 +104,7 @@ impl ConnectionId {
             ConnectionId::WorkerFor(worker, _) | ConnectionId::RelayedBy(worker) => {
                 Some(NodeId::Worker(worker))
             }
+            ConnectionId::LowerFor(id, _) => Some(NodeId::Aggregator(id)),
         }
     }
 
@@ -116,7 +119,8 @@ impl ConnectionId {
         match self {
             ConnectionId::Node(NodeId::Shard(shard))
             | ConnectionId::AggregatorFor(shard)
-            | ConnectionId::WorkerFor(_, shard) => Some(shard),
+            | ConnectionId::WorkerFor(_, shard)
+            | ConnectionId::LowerFor(_, shard) => Some(shard),
             ConnectionId::Node(_) | ConnectionId::RelayedBy(_) => None,
         }
     }
@@ -212,6 +216,7 @@ impl fmt::Display for ConnectionId {
             ConnectionId::AggregatorFor(shard) => write!(f, "{shard} through the aggregator"),
             ConnectionId::WorkerFor(worker, shard) => write!(f, "{worker} for {shard}"),
             ConnectionId::RelayedBy(worker) => write!(f, "{worker}, which passes streams on"),
+            ConnectionId::LowerFor(id, shard) => write!(f, "{id} for {shard}"),
         }
     }
 }

@@ -698,7 +698,12 @@ impl Role for Worker {
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
         match (connection, header.kind) {
-            (ConnectionId::Node(NodeId::Shard(_)) | ConnectionId::RelayedBy(_), Kind::Update) => {
+            (
+                ConnectionId::Node(NodeId::Shard(_))
+                | ConnectionId::AggregatorFor(_)
+                | ConnectionId::RelayedBy(_),
+                Kind::Update,
+            ) => {
                 return self.traffic.take_update(&mut self.session, now, connection, header, payload);
             }
             (ConnectionId::Node(NodeId::Worker(_)), Kind::Control) => {

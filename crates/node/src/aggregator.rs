@@ -37,6 +37,8 @@ pub struct AggregatorConfig {
     pub cores: u32,
     /// The aggregator's number, when it is to have a certain one. With several cores they are numbered from `id * cores` on.
     pub id: Option<AggregatorId>,
+    /// The addresses of the aggregator above it, of a rack, that it goes through to the servers.
+    pub above: Option<String>,
     /// How long a complete push is held for those of other workers.
     pub hold: Duration,
     /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
@@ -66,6 +68,7 @@ impl AggregatorConfig {
             listen: listen.into(),
             cores: 1,
             id: None,
+            above: None,
             hold: limits::HOLD,
             congestion: None,
             transport: Transport::default(),
@@ -147,6 +150,7 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
             cores: config.cores,
             addresses: own.clone(),
             coordinator,
+            above: config.above.as_deref().map(CoreAddresses::from),
             hold: config.hold,
         };
         addresses.push(own);

@@ -171,7 +171,8 @@ impl Cluster {
 
     /// The cores of all aggregators.
     pub fn aggregator_ids(&self) -> impl Iterator<Item = AggregatorId> + use<> {
-        (0..self.scenario().aggregators * self.scenario().aggregator_cores).map(AggregatorId)
+        let cores = self.scenario().all_aggregators() * self.scenario().aggregator_cores;
+        (0..cores).map(AggregatorId)
     }
 
     /// A core of an aggregator.
@@ -378,15 +379,21 @@ impl Builder {
     }
 
     fn aggregator(&self, now: Time, id: AggregatorId, life: u64) -> Actor {
+        let scenario = &self.scenario;
+        let addresses = |id| -> Addresses { self.address(NodeId::Aggregator(id)).into() };
+        let above = scenario.rack_of(AggregatorId(id.0 / scenario.aggregator_cores));
         let config = AggregatorConfig {
             job: JOB.into(),
             process: ProcessId(life << 32 | u64::from(id.0)),
-            // A number belongs to one process: the next one gets another.
-            id: (life == 0).then_some(id),
+            // A number belongs to one process: the next one has another, which no first one has.
+            id: Some(AggregatorId(
+                id.0 + life as u32 * scenario.all_aggregators() * scenario.aggregator_cores,
+            )),
             core: id.0 % self.scenario.aggregator_cores,
             cores: self.scenario.aggregator_cores,
             addresses: self.address(NodeId::Aggregator(id)).into(),
             coordinator: COORDINATOR.into(),
+            above: above.map(|id| scenario.cores_of(id).map(addresses).collect()),
             hold: Duration::from_secs_f64(self.scenario.hold_ms * 1e-3),
         };
         Actor::Aggregator(Box::new(Aggregator::new(now, config, self.registry.clone())))
@@ -644,6 +651,26 @@ mod tests {
     }
 
     #[test]
+    fn sums_of_hosts_are_added_up_by_racks() {
+        for sync in ["bsp", "asp"] {
+            let direct = tagged(0, sync);
+            for (aggregators, more) in
+                [(2, "rack_aggregators = 1\n"), (3, "rack_aggregators = 2\naggregator_cores = 2\n")]
+            {
+                let more = format!("faults = ['link:reset,p=0.001']\n{more}");
+                let cluster = tagged_with(aggregators, sync, &more);
+                for table in [TableId(0), TableId(1)] {
+                    assert_eq!(cluster.parameters(table), direct.parameters(table), "{sync}, {more}");
+                }
+                for id in cluster.shard_ids() {
+                    let report = cluster.shard(id).report(cluster.world.now()).unwrap();
+                    assert!(report.tables.iter().all(|table| table.stats.pushes == 6 * 20), "{report:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn codecs_that_lose_nothing_change_no_bit_through_aggregators_whatever_breaks() {
         let direct = tagged(0, "bsp");
         let faults = "faults = ['link:reset,p=0.002', 'worker=1:slow=3x']\n";
@@ -675,15 +702,19 @@ mod tests {
             let reports = cluster.aggregator_ids().map(|id| cluster.aggregator(id).report());
             reports.fold((0, 0), |(up, down), r| (up + r.bytes_to_servers, down + r.bytes_from_servers))
         };
-        let plain = run("");
-        let codecs = "codec = 'topk:0.05'\nanswer_codec = 'topk:0.05'\n";
-        let (up, down) = run(codecs);
-        assert!(up * 8 < plain.0 && down * 6 < plain.1, "{up} and {down} of {plain:?}");
-        run(&format!("{codecs}faults = ['link:reset,p=0.002', 'worker=2:crash@40ms']\n"));
+        // Once for everybody, or for each of them.
+        for broadcast in ["star", "none"] {
+            let plain = run(&format!("broadcast = '{broadcast}'\n"));
+            let codecs =
+                format!("broadcast = '{broadcast}'\ncodec = 'topk:0.05'\nanswer_codec = 'topk:0.05'\n");
+            let (up, down) = run(&codecs);
+            assert!(up * 8 < plain.0 && down * 6 < plain.1, "{up} and {down} of {plain:?}");
+            run(&format!("{codecs}faults = ['link:reset,p=0.002', 'worker=2:crash@40ms']\n"));
+        }
     }
 
     #[test]
-    fn under_bsp_servers_see_one_gradient_and_one_pull_per_aggregator() {
+    fn under_bsp_servers_see_one_gradient_and_one_receiver_per_aggregator() {
         let pushed = |cluster: &Cluster| {
             let now = cluster.world.now();
             let reports = cluster.shard_ids().map(|id| cluster.shard(id).report(now).unwrap());
@@ -691,7 +722,7 @@ mod tests {
         };
         let text =
             "workers = 6\norder = 'arrival'\naggregators = 2\n[[tables]]\nname = 'w'\nshape = [1000]\n";
-        let scenario = Scenario::parse(text).unwrap();
+        let scenario = Scenario::parse(text).unwrap().with(Axis::Broadcast, "star");
         let direct = finished(&Scenario { aggregators: 0, ..scenario.clone() });
         let cluster = finished(&scenario);
         assert_eq!(pushed(&cluster).0 * 3, pushed(&direct).0);
@@ -700,10 +731,29 @@ mod tests {
         assert!(reports.into_iter().all(|report| report.groups * 3 == report.gradients));
     }
 
+    /// Tables that are broadcast come to everybody through whatever is between, and all end with the same bits.
+    #[test]
+    fn versions_come_through_aggregators_of_hosts_and_racks_whatever_breaks() {
+        for (sync, tree) in [("bsp", "star"), ("ssp:s=2", "chain"), ("asp", "rotated:degree=2")] {
+            let direct = tagged(0, sync);
+            for codec in ["none", "lossless+lz4", "topk:0.3"] {
+                for shape in ["", "aggregator_cores = 2\n", "rack_aggregators = 1\n"] {
+                    let faults = "faults = ['link:reset,p=0.002', 'worker=1:slow=3x']\n";
+                    let more = format!("broadcast = '{tree}'\nanswer_codec = '{codec}'\n{shape}{faults}");
+                    let cluster = tagged_with(2, sync, &more);
+                    for table in [TableId(0), TableId(1)] {
+                        assert_eq!(cluster.parameters(table), direct.parameters(table), "{sync}, {more}");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_link_that_takes_long_for_a_round_does_not_cut_it_in_two() {
-        let text = "workers = 4\norder = 'arrival'\naggregators = 1\niterations = 3\n[[tables]]\nname = 'w'\n\
-                    shape = [100000]\n[network]\ngbit_per_s = 0.001\n";
+        // Parameters come down once: answers to each would leave the workers behind each other.
+        let text = "workers = 4\norder = 'arrival'\naggregators = 1\niterations = 3\nbroadcast = 'star'\n\
+                    [[tables]]\nname = 'w'\nshape = [100000]\n[network]\ngbit_per_s = 0.001\n";
         // Four times 400 kB at 1 Mbit/s take 13 s.
         let cluster = finished(&Scenario::parse(text).unwrap());
         let report = cluster.aggregator(AggregatorId(0)).report();

@@ -39,6 +39,9 @@ pub struct Scenario {
     pub aggregator_cores: u32,
     /// Readers of what is broadcast. The first is there from the beginning and stays; others come while the job runs, and some go again.
     pub readers: u32,
+    /// Aggregators of racks, above these and numbered behind them: the hosts' are shared out among them, and go through them
+    /// to the servers.
+    pub rack_aggregators: u32,
     /// How long an aggregator holds a complete push for others, in milliseconds.
     pub hold_ms: f64,
     /// Iterations that each worker does.
@@ -125,6 +128,7 @@ impl Default for Scenario {
             aggregators: 0,
             aggregator_cores: 1,
             readers: 0,
+            rack_aggregators: 0,
             hold_ms: limits::HOLD.as_secs_f64() * 1e3,
             iterations: 50,
             policy: Policy::default().with(Axis::Order, "ranked"),
@@ -186,6 +190,12 @@ impl Scenario {
         require(readers == 0 || all_are_read, || {
             format!(
                 "readers = {readers}: they read dense tables that are broadcast; set `broadcast`, such as \"star\""
+            )
+        })?;
+        require(self.rack_aggregators <= self.aggregators, || {
+            format!(
+                "rack_aggregators = {}: expected at most one for each of {} aggregators",
+                self.rack_aggregators, self.aggregators
             )
         })?;
         let (hold, longest) = (self.hold_ms, limits::MAX_HOLD.as_secs_f64() * 1e3);
@@ -251,6 +261,19 @@ impl Scenario {
         // A worker that comes late has a rank behind the others', and goes where the last one goes.
         let last = self.aggregators.checked_sub(1)?;
         Some(AggregatorId(last.min(share as u32)))
+    }
+
+    /// The aggregator of a rack that a host's goes through, if it goes through one.
+    pub fn rack_of(&self, aggregator: AggregatorId) -> Option<AggregatorId> {
+        if self.rack_aggregators == 0 || aggregator.0 >= self.aggregators {
+            return None;
+        }
+        Some(AggregatorId(self.aggregators + aggregator.0 * self.rack_aggregators / self.aggregators))
+    }
+
+    /// How many aggregators there are, of hosts and of racks.
+    pub fn all_aggregators(&self) -> u32 {
+        self.aggregators + self.rack_aggregators
     }
 
     /// The numbers that the cores of an aggregator have in the job.

@@ -41,11 +41,8 @@ pub(crate) struct StallWatch {
 impl StallWatch {
     pub(crate) fn new(scenario: &Scenario, faults: &FaultPlan) -> StallWatch {
         let patience_s = patience_s(scenario, faults);
-        let nodes = scenario.workers
-            + scenario.servers * scenario.cores
-            + scenario.aggregators
-            + scenario.readers
-            + 1;
+        let aggregators = scenario.all_aggregators() * scenario.aggregator_cores;
+        let nodes = scenario.workers + scenario.servers * scenario.cores + aggregators + scenario.readers + 1;
         let idle = f64::from(nodes) * patience_s * IDLE_TURNS_PER_S;
         StallWatch {
             patience: Duration::from_secs_f64(patience_s),

@@ -28,6 +28,7 @@ pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Outpu
     let config = AggregatorConfig {
         id: args.index.map(AggregatorId),
         cores: args.cores,
+        above: args.through.clone(),
         hold: args.hold.0,
         transport: args.transport.unwrap_or_default(),
         congestion: args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok()),

@@ -138,6 +138,7 @@ fn aggregators(aggregators: &[AggregatorStatus]) -> Table {
         ("aggregator", Align::Right),
         ("address", Align::Left),
         ("state", Align::Left),
+        ("through", Align::Left),
         ("workers", Align::Right),
         ("gradients a sum", Align::Right),
         ("from workers", Align::Right),
@@ -147,10 +148,14 @@ fn aggregators(aggregators: &[AggregatorStatus]) -> Table {
     ]);
     for aggregator in aggregators {
         let report = &aggregator.report;
+        // The cores of one above have numbers of their own.
+        let above = aggregators.iter().filter(|above| above.report.below.contains(&aggregator.aggregator));
+        let above: Vec<String> = above.map(|above| above.aggregator.0.to_string()).collect();
         table.row([
             aggregator.aggregator.0.to_string(),
             aggregator.address.clone(),
             if aggregator.connected { "running" } else { "away" }.to_owned(),
+            if above.is_empty() { "-".into() } else { format!("aggregator {}", above.join(", ")) },
             report.workers.to_string(),
             format!("{:.2}", report.gradients as f64 / report.groups.max(1) as f64),
             bytes(report.bytes_from_workers),

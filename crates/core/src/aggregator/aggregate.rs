@@ -4,9 +4,10 @@ use super::sum_buffer::SumBuffer;
 use crate::absence::{Absent, AbsentFromSums};
 use crate::codec::Codec;
 use crate::intake::GradientFrame;
+use crate::limits;
 use crate::table::{Layout, LocalChunk};
-use crate::types::{Clock, Time, WorkerId};
-use crate::wire::frame::Form;
+use crate::types::{AggregatorId, Clock, Time, WorkerId};
+use crate::wire::frame::{self, Form};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,8 +43,21 @@ pub(super) struct Aggregate {
     slowest: usize,
     contributors: BTreeSet<WorkerId>,
     complete: BTreeMap<WorkerId, Complete>,
+    /// Aggregators below that have sums in it.
+    lowers: BTreeMap<AggregatorId, LowerPart>,
+    /// Lists of aggregators below, of which workers are complete in it, by their numbers.
+    lists: Vec<(AggregatorId, u64)>,
     /// When something was added last.
     added: Time,
+}
+
+/// Sums of an aggregator below.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LowerPart {
+    /// The latest attempt there.
+    pub(super) attempt: u32,
+    /// Chunks that it is past, since its last list.
+    position: usize,
 }
 
 /// The sum of a chunk as it travels, where that is not as it lies here.
@@ -61,6 +75,8 @@ pub(super) struct Complete {
     /// The number that the shard knows its request by, while the worker is connected.
     pub(super) route: u64,
     pub(super) want_params: bool,
+    /// It was in a list from below: the aggregator there tells the worker that its push is taken, when the list is noted.
+    pub(super) is_listed: bool,
     /// The worker sent the push again after the aggregate had left.
     pub(super) again: Option<Again>,
 }
@@ -88,6 +104,8 @@ impl Aggregate {
             slowest: usize::MAX,
             contributors: BTreeSet::new(),
             complete: BTreeMap::new(),
+            lowers: BTreeMap::new(),
+            lists: Vec::new(),
             added: Time::ZERO,
         }
     }
@@ -107,6 +125,43 @@ impl Aggregate {
         }
         self.buffer.add(gradient, is_first);
         self.weights[index] += 1;
+    }
+
+    /// Adds the sum of so many gradients of a chunk that an aggregator below has made.
+    pub(super) fn add_sum(
+        &mut self,
+        now: Time,
+        from: AggregatorId,
+        sum: &frame::Sum,
+        gradient: GradientFrame<'_>,
+    ) {
+        let index = gradient.index();
+        self.added = now;
+        let is_first = self.weights[index] == 0;
+        if let GradientFrame::Dense { absent, .. } = gradient {
+            self.absent.add(index, is_first, absent);
+        }
+        self.buffer.add(gradient, is_first);
+        self.weights[index] = self.weights[index].saturating_add(sum.gradients).min(limits::MAX_WORKERS);
+        let part = self.lowers.entry(from).or_default();
+        *part = LowerPart { attempt: part.attempt.max(sum.attempt), position: index + 1 };
+    }
+
+    /// How far an aggregator below is with those of its workers that are not complete.
+    pub(super) fn position_of(&self, lower: AggregatorId) -> usize {
+        self.lowers.get(&lower).map_or(0, |part| part.position)
+    }
+
+    pub(super) fn lowers(&self) -> &BTreeMap<AggregatorId, LowerPart> {
+        &self.lowers
+    }
+
+    /// Workers of a list of an aggregator below are complete in it. What it sends of others begins anew.
+    pub(super) fn add_list(&mut self, from: AggregatorId, number: u64) {
+        self.lists.push((from, number));
+        if let Some(part) = self.lowers.get_mut(&from) {
+            part.position = 0;
+        }
     }
 
     /// Whether a chunk can still be added to.
@@ -192,9 +247,9 @@ impl Aggregate {
         self.added
     }
 
-    /// The memory, for another aggregate, and the workers that are complete.
-    pub(super) fn into_parts(self) -> (SumBuffer, BTreeMap<WorkerId, Complete>) {
-        (self.buffer, self.complete)
+    /// The memory, for another aggregate, the workers that are complete, and the lists that named them.
+    pub(super) fn into_parts(self) -> (SumBuffer, BTreeMap<WorkerId, Complete>, Vec<(AggregatorId, u64)>) {
+        (self.buffer, self.complete, self.lists)
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -209,7 +264,9 @@ impl Aggregate {
             return Err(format!("{what:?} has not the table's size"));
         }
         let most = self.contributors.len() as u32;
-        if let Some(weight) = self.weights.iter().find(|&&weight| weight > most) {
+        // Whose gradients are in a sum from below is said later.
+        let beyond = self.weights.iter().find(|&&weight| weight > most && self.lowers.is_empty());
+        if let Some(weight) = beyond {
             return Err(format!("{what:?} has {weight} gradients in a chunk, of {most} workers"));
         }
         match self.complete.keys().find(|worker| !self.contributors.contains(worker)) {
@@ -278,7 +335,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_told() {
         let (layout, mut aggregate) = (layout(), aggregate());
-        aggregate.complete.insert(WorkerId(0), Complete { route: 1, want_params: false, again: None });
+        aggregate
+            .complete
+            .insert(WorkerId(0), Complete { route: 1, want_params: false, is_listed: false, again: None });
         assert!(aggregate.check(&layout).is_err(), "complete without a gradient");
         add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
         assert_eq!(aggregate.check(&layout), Ok(()));

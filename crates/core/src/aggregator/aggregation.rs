@@ -9,6 +9,8 @@
 use super::aggregate::{self, Again, Aggregate, AggregateId, Complete};
 use super::flights::{Cargo, Flight, Flights};
 use super::held_pulls::HeldPulls;
+use super::lowers::Lowers;
+use super::members::Caller;
 use super::memory::Memory;
 use super::table::{PushIntake, Table};
 use super::uplink::{CompletePush, Peers};
@@ -17,10 +19,11 @@ use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink};
 use crate::limits;
 use crate::role::{Body, Frame};
 use crate::table::Layout;
-use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
+use crate::types::{AggregatorId, Clock, ConnectionId, TableId, Time, WorkerId};
 use crate::wire::frame::{Completed, Form, Pull, Subject, Sum};
-use crate::wire::{Cause, Fault, group};
-use std::collections::BTreeSet;
+use crate::wire::group::{self, Entry};
+use crate::wire::{Cause, Fault};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The tables of a job on their way to one shard, and the aggregates of their gradients.
 #[derive(Debug)]
@@ -30,12 +33,19 @@ pub(super) struct Aggregation {
     tables: Vec<Table>,
     flights: Flights,
     pub(super) held_pulls: HeldPulls,
+    pub(super) lowers: Lowers,
 }
 
 impl Aggregation {
     /// For the shard at this place among those of the aggregator.
     pub(super) fn new(shard: usize, tables: Vec<Table>) -> Aggregation {
-        Aggregation { shard, tables, flights: Flights::default(), held_pulls: HeldPulls::default() }
+        Aggregation {
+            shard,
+            tables,
+            flights: Flights::default(),
+            held_pulls: HeldPulls::default(),
+            lowers: Lowers::default(),
+        }
     }
 
     pub(super) fn table(&self, number: usize) -> Option<&Table> {
@@ -103,7 +113,8 @@ impl Aggregation {
         Ok(id)
     }
 
-    /// Sends the chunks that every live worker is past, and ends the aggregate when that is all of them.
+    /// Sends the chunks that every live worker is past, and ends the aggregate when that is all of them. After the last chunk of an
+    /// aggregator below comes the list of its workers, which belongs to the same aggregate.
     pub(super) fn seal(
         &mut self,
         number: usize,
@@ -114,13 +125,22 @@ impl Aggregation {
         let table = &self.tables[number];
         let Some(id) = table.open(clock) else { return };
         let all = table.layout().chunks().len();
-        let positions = peers.members.iter().map(|worker| table.position(worker, clock, intake));
+        let aggregate = self.flights.get(id);
+        let position = |worker| match peers.members.caller(worker).through {
+            Some(_) if table.is_done(worker, clock) => all,
+            Some(lower) => aggregate.map_or(0, |aggregate| aggregate.position_of(lower)),
+            None => table.position(worker, clock, intake),
+        };
+        let positions = peers.members.iter().map(position);
         let sealed = positions.min().unwrap_or(all);
+        let is_listed =
+            |worker| peers.members.caller(worker).through.is_none() || table.is_done(worker, clock);
+        let is_whole = sealed == all && peers.members.iter().all(is_listed);
         if let Some(aggregate) = self.flights.get_mut(id) {
             aggregate.note_slowest(sealed);
         }
         self.send_chunks(id, sealed, peers);
-        if sealed == all {
+        if is_whole {
             self.end(id, peers);
         }
     }
@@ -156,8 +176,9 @@ impl Aggregation {
         table.close(subject.clock);
         let completed = aggregate.completed().len() as u64;
         // Gradients of workers that died before their push was complete.
-        let is_left_over =
-            completed == 0 && !aggregate.contributors().iter().any(|worker| peers.members.contains(*worker));
+        let is_left_over = completed == 0
+            && aggregate.lowers().is_empty()
+            && !aggregate.contributors().iter().any(|worker| peers.members.contains(*worker));
         peers.out.report.groups += u64::from(completed > 0);
         peers.out.report.gradients += completed;
         let count = if is_left_over { 0 } else { table.layout().chunks().len() };
@@ -213,7 +234,7 @@ impl Aggregation {
         if let Cargo::Chunk(_) = flight.cargo {
             peers.out.report.bytes_to_servers += u64::from(frame.header.payload_bytes);
         }
-        peers.out.send(NodeId::Shard(peers.uplink.shard()).into(), frame.header, frame.body);
+        peers.out.send(peers.uplink.connection(), frame.header, frame.body);
     }
 
     fn chunk_frame(&self, flight: Flight, aggregate: &Aggregate, index: usize) -> Frame {
@@ -236,7 +257,7 @@ impl Aggregation {
             let bytes = rows.len();
             (Body::Bytes(rows), bytes)
         } else {
-            let buffer = Memory::Aggregate { shard: self.shard, id: flight.aggregate }.to_bits();
+            let buffer = Memory { shard: self.shard, id: flight.aggregate }.to_bits();
             (Body::Stored { buffer, start, len }, len)
         };
         let sum = Sum {
@@ -255,12 +276,16 @@ impl Aggregation {
     pub(super) fn note(&mut self, number: u64, peers: &mut Peers<'_, '_>) {
         while let Some(aggregate) = self.flights.take_noted(number) {
             let aggregate::Subject { table, clock, .. } = aggregate.subject();
-            let (buffer, completed) = aggregate.into_parts();
+            let (buffer, completed, lists) = aggregate.into_parts();
             self.tables[table].keep_buffer(buffer);
+            let mut listed: BTreeMap<AggregatorId, Vec<u64>> = BTreeMap::new();
             for (worker, complete) in completed {
                 self.tables[table].note(worker);
                 if let Some(route) = peers.uplink.routes.acknowledge(complete.route) {
-                    peers.acknowledge(route.worker, route.request);
+                    match route.through.filter(|_| complete.is_listed) {
+                        Some(lower) => listed.entry(lower).or_default().push(route.request),
+                        None => peers.acknowledge(route.caller(), route.request),
+                    }
                 }
                 // A worker that is not connected asks again when it is: an answer that begins now would reach it in part.
                 let again = complete.again.filter(|_| peers.members.is_connected(worker));
@@ -270,7 +295,7 @@ impl Aggregation {
                     let want_params = want_params && known == epoch;
                     let reply_place = None;
                     peers.settle_again(CompletePush {
-                        worker,
+                        caller: peers.members.caller(worker),
                         table,
                         epoch,
                         clock,
@@ -280,6 +305,161 @@ impl Aggregation {
                     });
                 }
             }
+            for (from, list) in lists {
+                self.lowers.settle(from, list);
+                self.send_notes(from, peers);
+                // The note waits for an earlier list. What the shard says next of these workers is of pushes that it has.
+                if self.lowers.is_waiting(from, list)
+                    && let Some(requests) = listed.remove(&from)
+                {
+                    let connection = ConnectionId::LowerFor(from, peers.uplink.shard());
+                    peers.acknowledge_on(connection, &requests);
+                }
+            }
+        }
+    }
+
+    /// Tells an aggregator below up to which list the shard has everything.
+    fn send_notes(&mut self, to: AggregatorId, peers: &mut Peers<'_, '_>) {
+        if let Some(last) = self.lowers.take_settled(to)
+            && self.lowers.is_connected(to)
+        {
+            let connection = ConnectionId::LowerFor(to, peers.uplink.shard());
+            peers.out.send(connection, last.header(0), Body::Empty);
+        }
+    }
+
+    /// Adds a sum from below. The error is that of the sum.
+    pub(super) fn take_sum(
+        &mut self,
+        now: Time,
+        from: AggregatorId,
+        sum: &Sum,
+        payload: &[u8],
+        intake: &mut PushIntake,
+        peers: &mut Peers<'_, '_>,
+    ) -> Result<(), Fault> {
+        let number = sum.subject.table.0 as usize;
+        if !(1..=limits::MAX_WORKERS).contains(&sum.gradients) {
+            let what = format!("a sum of {} gradients", sum.gradients);
+            return Err(self.tables[number].layout().shape_fault(what));
+        }
+        let index = self.tables[number].layout().index_of(sum.chunk)?;
+        let id = self.aggregate_for(number, sum.clock, index, peers)?;
+        let gradient = intake.read_sum(self.tables[number].layout(), from, sum, payload)?;
+        if let Some(aggregate) = self.flights.get_mut(id) {
+            aggregate.add_sum(now, from, sum, gradient);
+        }
+        self.seal(number, sum.clock, intake, peers);
+        Ok(())
+    }
+
+    /// A list from below that is here for the first time: its workers are complete, or refused.
+    pub(super) fn take_list(
+        &mut self,
+        now: Time,
+        from: AggregatorId,
+        list: &Completed,
+        entries: &[Entry],
+        intake: &PushIntake,
+        peers: &mut Peers<'_, '_>,
+    ) {
+        let (number, clock, epoch) = (
+            list.subject.table.0 as usize,
+            list.clock,
+            self.tables[list.subject.table.0 as usize].valid_from(),
+        );
+        let refused = self.lowers.taken.refusal(from, list);
+        let opened = if entries.is_empty() { None } else { Some(self.open_for(number, clock)) };
+        let no_memory = opened.as_ref().and_then(|opened| opened.as_ref().err().cloned());
+        let fault = refused.as_ref().map(|refused| refused.fault().clone()).or(no_memory.clone());
+        for entry in entries {
+            if let Some(fault) = &fault {
+                let caller = Caller { worker: entry.worker, through: Some(from) };
+                peers.refuse(caller, list.subject.table, entry.request, fault);
+            }
+        }
+        let counts = no_memory.is_none() && refused.as_ref().is_none_or(|refused| refused.counts());
+        let id = opened.and_then(Result::ok).filter(|_| counts);
+        self.lowers.add(from, *list, id.is_none());
+        let Some(id) = id else { return self.send_notes(from, peers) };
+        let Aggregation { tables, flights, .. } = self;
+        let table = &mut tables[number];
+        let Some(aggregate) = flights.get_mut(id) else { return };
+        aggregate.add_list(from, list.subject.request);
+        for &Entry { worker, want_params, request } in entries {
+            let is_refused = fault.is_some();
+            table.complete(worker, clock);
+            let push = CompletePush {
+                caller: Caller { worker, through: Some(from) },
+                table: number,
+                epoch,
+                clock,
+                request,
+                want_params: want_params && list.subject.epoch == epoch && !is_refused,
+                reply_place: None,
+            };
+            // One that was refused is told nothing more.
+            let route = if is_refused { 0 } else { peers.uplink.open(push, id) };
+            aggregate.complete(
+                worker,
+                Complete { route, want_params: push.want_params, is_listed: true, again: None },
+            );
+        }
+        if !flights.has_deadline(id) {
+            flights.set_deadline(id, now + table.policy().hold);
+        }
+        self.seal(number, clock, intake, peers);
+    }
+
+    /// A list from below that was taken before. Its workers' wishes were lost with a connection.
+    pub(super) fn repeat_list(
+        &mut self,
+        from: AggregatorId,
+        list: &Completed,
+        entries: &[Entry],
+        peers: &mut Peers<'_, '_>,
+    ) {
+        let number = list.subject.table.0 as usize;
+        let epoch = self.tables[number].valid_from();
+        for &Entry { worker, want_params, request } in entries {
+            self.repeat_push(
+                CompletePush {
+                    caller: Caller { worker, through: Some(from) },
+                    table: number,
+                    epoch,
+                    clock: list.clock,
+                    request,
+                    want_params: want_params && list.subject.epoch == epoch,
+                    reply_place: None,
+                },
+                list.subject.epoch,
+                peers,
+            );
+        }
+        if !self.lowers.is_waiting(from, list.subject.request) {
+            let connection = ConnectionId::LowerFor(from, peers.uplink.shard());
+            peers.out.send(connection, list.header(0), Body::Empty);
+        }
+    }
+
+    /// A push that is complete was sent again: an open aggregate answers it under the new number; one that has left does so
+    /// when the shard has noted it; and the shard has those that are not here any more.
+    fn repeat_push(&mut self, push: CompletePush, known: u32, peers: &mut Peers<'_, '_>) {
+        let CompletePush { caller: Caller { worker, .. }, table, clock, request, want_params, .. } = push;
+        let is_it = |aggregate: &Aggregate| {
+            let subject = aggregate.subject();
+            (subject.table, subject.clock) == (table, clock) && aggregate.completed().contains_key(&worker)
+        };
+        let found = self.flights.iter().rev().find(|(_, aggregate)| is_it(aggregate)).map(|(id, _)| id);
+        let Some(id) = found else { return peers.settle_again(push) };
+        let is_open = self.tables[table].open(clock) == Some(id);
+        let complete = self.flights.get_mut(id).and_then(|aggregate| aggregate.completed_by(worker));
+        let Some(complete) = complete else { return };
+        if !is_open {
+            complete.again = Some(Again { request, epoch: known, want_params });
+        } else if peers.uplink.routes.get(complete.route).is_none() {
+            complete.route = peers.uplink.open(push, id);
         }
     }
 
@@ -311,6 +491,13 @@ impl Aggregation {
         let of_attempt = self.flights.iter().filter(|(_, aggregate)| is_refused(aggregate));
         let workers: BTreeSet<WorkerId> =
             of_attempt.flat_map(|(_, aggregate)| aggregate.contributors().iter().copied()).collect();
+        // What aggregators below have sent of this clock, and still send, is refused with it.
+        for (_, aggregate) in self.flights.iter().filter(|(_, aggregate)| is_refused(aggregate)) {
+            for (&lower, part) in aggregate.lowers() {
+                let key = (TableId(table as u32), clock);
+                self.lowers.taken.note_refused(lower, key, part.attempt, fault.clone());
+            }
+        }
         for worker in workers {
             self.tell_taken_back(worker, refused, fault, intake, peers);
         }
@@ -342,11 +529,11 @@ impl Aggregation {
         });
         let routes = of_clock.filter_map(|aggregate| aggregate.completed().get(&worker));
         let closed = routes.filter_map(|complete| peers.uplink.routes.close(complete.route));
-        let mut requests: Vec<u64> = closed.map(|route| route.request).collect();
+        let mut requests: Vec<(Caller, u64)> = closed.map(|route| (route.caller(), route.request)).collect();
         let half = intake.under_way(worker).filter(|push| push.clock() == clock);
-        requests.extend(half.map(Push::request));
-        for request in requests {
-            peers.refuse(worker, TableId(number as u32), request, fault);
+        requests.extend(half.map(|push| (peers.members.caller(worker), push.request())));
+        for (caller, request) in requests {
+            peers.refuse(caller, TableId(number as u32), request, fault);
         }
         self.tables[number].forget_push(worker, clock, intake);
     }
@@ -450,7 +637,7 @@ pub(super) struct AggregateSink<'a, 'b> {
 impl AggregateSink<'_, '_> {
     fn complete_push(&self, frame: &PushFrame<'_>) -> CompletePush {
         CompletePush {
-            worker: frame.worker,
+            caller: self.peers.members.caller(frame.worker),
             table: self.table,
             epoch: self.aggregation.tables[self.table].valid_from(),
             clock: frame.push.clock,
@@ -507,8 +694,8 @@ impl Sink for AggregateSink<'_, '_> {
             Ok(id) => id,
             // Nothing of it is here: it may be made again.
             Err(fault) => {
-                let CompletePush { worker, request, .. } = complete_push;
-                return self.peers.refuse(worker, TableId(self.table as u32), request, &fault);
+                let CompletePush { caller, request, .. } = complete_push;
+                return self.peers.refuse(caller, TableId(self.table as u32), request, &fault);
             }
         };
         let Aggregation { tables, flights, .. } = &mut *self.aggregation;
@@ -520,34 +707,18 @@ impl Sink for AggregateSink<'_, '_> {
         if let Some(aggregate) = flights.get_mut(id) {
             let route = self.peers.uplink.open(complete_push, id);
             let want_params = complete_push.want_params;
-            aggregate.complete(push.worker(), Complete { route, want_params, again: None });
+            let complete = Complete { route, want_params, is_listed: false, again: None };
+            aggregate.complete(push.worker(), complete);
         }
         self.may_seal = true;
     }
 
-    /// The worker was not told that its push is complete: an open aggregate answers it under the new number; one that has
-    /// left does so when the shard has noted it; and the shard has those that are not here any more. A worker that knows of
-    /// an earlier epoch is not answered in this one: it would drop the beginning, and asks again.
+    /// The worker was not told that its push is complete. A worker that knows of an earlier epoch is not answered in this one: it
+    /// would drop the beginning, and asks again.
     fn repeat(&mut self, frame: &PushFrame<'_>) {
         let mut push = self.complete_push(frame);
         let epoch = frame.push.subject.epoch;
         push.want_params &= epoch == push.epoch;
-        let CompletePush { worker, clock, request, want_params, .. } = push;
-        let Aggregation { tables, flights, .. } = &mut *self.aggregation;
-        let is_it = |aggregate: &Aggregate| {
-            let subject = aggregate.subject();
-            (subject.table, subject.clock) == (self.table, clock)
-                && aggregate.completed().contains_key(&worker)
-        };
-        let found = flights.iter().rev().find(|(_, aggregate)| is_it(aggregate)).map(|(id, _)| id);
-        let Some(id) = found else { return self.peers.settle_again(push) };
-        let is_open = tables[self.table].open(clock) == Some(id);
-        let complete = flights.get_mut(id).and_then(|aggregate| aggregate.completed_by(worker));
-        let Some(complete) = complete else { return };
-        if !is_open {
-            complete.again = Some(Again { request, epoch, want_params });
-        } else if self.peers.uplink.routes.get(complete.route).is_none() {
-            complete.route = self.peers.uplink.open(push, id);
-        }
+        self.aggregation.repeat_push(push, epoch, &mut self.peers);
     }
 }

@@ -1,50 +1,82 @@
 //! The live workers that reach a shard through an aggregator.
 
-use crate::types::WorkerId;
+use crate::types::{AggregatorId, WorkerId};
 use std::collections::BTreeMap;
+
+/// A worker as frames reach it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Caller {
+    pub(super) worker: WorkerId,
+    /// The aggregator below that it came through; `None` for its own connection.
+    pub(super) through: Option<AggregatorId>,
+}
+
+impl Caller {
+    /// A worker on its own connection.
+    pub(super) fn direct(worker: WorkerId) -> Caller {
+        Caller { worker, through: None }
+    }
+}
 
 /// Live workers that came here, and whether they are connected. Sums wait for all of them.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    is_connected: BTreeMap<WorkerId, bool>,
+    members: BTreeMap<WorkerId, Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    is_connected: bool,
+    through: Option<AggregatorId>,
 }
 
 impl Members {
-    pub(super) fn connect(&mut self, worker: WorkerId) {
-        self.is_connected.insert(worker, true);
+    pub(super) fn connect(&mut self, Caller { worker, through }: Caller) {
+        self.members.insert(worker, Member { is_connected: true, through });
+    }
+
+    /// A worker as frames reach it.
+    pub(super) fn caller(&self, worker: WorkerId) -> Caller {
+        Caller { worker, through: self.members.get(&worker).and_then(|member| member.through) }
     }
 
     /// A worker's connection is gone. Whether it had one.
     pub(super) fn disconnect(&mut self, worker: WorkerId) -> bool {
-        self.is_connected.get_mut(&worker).is_some_and(std::mem::take)
+        self.members.get_mut(&worker).is_some_and(|member| std::mem::take(&mut member.is_connected))
     }
 
-    /// All connections are closed. The workers that had one.
+    /// All connections are closed. The workers that had one of their own.
     pub(super) fn disconnect_all(&mut self) -> Vec<WorkerId> {
-        let connected = self.is_connected.iter_mut().filter(|(_, is_connected)| **is_connected);
-        connected
-            .map(|(&worker, is_connected)| {
-                *is_connected = false;
-                worker
-            })
-            .collect()
+        let mut direct = Vec::new();
+        for (&worker, member) in &mut self.members {
+            if std::mem::take(&mut member.is_connected) && member.through.is_none() {
+                direct.push(worker);
+            }
+        }
+        direct
+    }
+
+    /// The workers that are connected through an aggregator below.
+    pub(super) fn through(&self, id: AggregatorId) -> Vec<WorkerId> {
+        let its = |member: &Member| member.is_connected && member.through == Some(id);
+        self.members.iter().filter(|(_, member)| its(member)).map(|(worker, _)| *worker).collect()
     }
 
     /// A worker is gone for good: nothing waits for it any more.
     pub(super) fn remove(&mut self, worker: WorkerId) {
-        self.is_connected.remove(&worker);
+        self.members.remove(&worker);
     }
 
     pub(super) fn contains(&self, worker: WorkerId) -> bool {
-        self.is_connected.contains_key(&worker)
+        self.members.contains_key(&worker)
     }
 
     pub(super) fn is_connected(&self, worker: WorkerId) -> bool {
-        self.is_connected.get(&worker) == Some(&true)
+        self.members.get(&worker).is_some_and(|member| member.is_connected)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = WorkerId> + '_ {
-        self.is_connected.keys().copied()
+        self.members.keys().copied()
     }
 }
 
@@ -55,7 +87,7 @@ mod tests {
     #[test]
     fn a_worker_stays_a_member_while_it_is_not_connected() {
         let mut members = Members::default();
-        (0..3).map(WorkerId).for_each(|worker| members.connect(worker));
+        (0..3).map(WorkerId).for_each(|worker| members.connect(Caller::direct(worker)));
         assert_eq!([1, 1, 7].map(|rank| members.disconnect(WorkerId(rank))), [true, false, false]);
         assert!(members.contains(WorkerId(1)) && !members.is_connected(WorkerId(1)));
         assert!(!members.contains(WorkerId(7)) && members.is_connected(WorkerId(0)));

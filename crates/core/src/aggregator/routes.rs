@@ -1,14 +1,17 @@
 //! Requests of workers that an aggregator has put to a shard under numbers of its own.
 
 use super::aggregate::AggregateId;
+use super::members::Caller;
 use crate::store::Place;
-use crate::types::{Clock, WorkerId};
+use crate::types::{AggregatorId, Clock, WorkerId};
 use std::collections::BTreeMap;
 
 /// A worker's request that a shard is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) worker: WorkerId,
+    /// The aggregator below that it came through.
+    pub(super) through: Option<AggregatorId>,
     pub(super) table: usize,
     pub(super) clock: Clock,
     /// The worker's own number for it.
@@ -27,6 +30,13 @@ pub(super) struct Route {
     pub(super) bytes: usize,
     /// Place in the worker's shared memory for the table's first parameter.
     pub(super) reply_place: Option<Place>,
+}
+
+impl Route {
+    /// Who is to be answered.
+    pub(super) fn caller(&self) -> Caller {
+        Caller { worker: self.worker, through: self.through }
+    }
 }
 
 /// All of them, by the aggregator's numbers.
@@ -129,6 +139,7 @@ mod tests {
     fn route(worker: u32, request: u64, aggregate: Option<AggregateId>) -> Route {
         Route {
             worker: WorkerId(worker),
+            through: None,
             table: 0,
             clock: 0,
             request,

@@ -6,8 +6,8 @@
 
 use super::aggregate::AggregateId;
 use super::aggregation::{AggregateSink, Aggregation};
-use super::copies::{Copies, Unfit};
-use super::members::Members;
+use super::members::{Caller, Members};
+use super::streams::{Streams, UpdateCodec};
 use super::table::{CodecSeeds, PushIntake, SumCodec, SumPolicy, Table, Way};
 use super::uplink::{Out, Peers, Uplink};
 use crate::intake::{PushFrame, Taken};
@@ -15,11 +15,16 @@ use crate::limits;
 use crate::link::Link;
 use crate::policy::NonFinite;
 use crate::role::{Body, Lost, Output};
-use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::server::aggregators::Turn;
+use crate::types::{AggregatorId, Clock, ConnectionId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control;
-use crate::wire::frame::{Form, FromAggregator, FromWorker, Params, Piece, Subject, has_fitting_type};
-use crate::wire::{Cause, Control, Fault, Header, Kind, Refusal};
+use crate::wire::frame::{
+    Completed, Form, FromAggregator, FromWorker, Params, Subject, Sum, has_fitting_type,
+};
+use crate::wire::group::{self, Entry};
+use crate::wire::{Cause, Control, DType, Fault, Header, Kind, Refusal};
+use std::collections::BTreeMap;
 
 /// One shard, as the workers of an aggregator see it through it.
 #[derive(Debug)]
@@ -29,17 +34,18 @@ pub(super) struct ShardProxy {
     aggregation: Aggregation,
     /// Of the same tables.
     intakes: Vec<PushIntake>,
-    overtaken: Vec<Overtaken>,
+    streams: Streams,
+    /// The type of the elements that answers of each table travel as, where a codec does not encode them.
+    answer_types: Vec<Option<DType>>,
 }
 
-/// An answer that has the parameters of another one, which it has overtaken: it waits for them.
+/// How the parameters of a table come down.
 #[derive(Debug)]
-struct Overtaken {
-    table: usize,
-    clock: Clock,
-    edition: u32,
-    /// The route of its pull.
-    route: u64,
+pub(super) enum Answers {
+    /// Each worker's answers pass through. The type of their elements, where a codec does not encode them.
+    Passing(Option<DType>),
+    /// Versions are broadcast.
+    Broadcast(UpdateCodec),
 }
 
 /// The policies of one table, as far as they concern an aggregator.
@@ -49,6 +55,8 @@ pub(super) struct ProxyPolicy {
     pub(super) nonfinite: NonFinite,
     /// How gradients are encoded.
     pub(super) codec: SumCodec,
+    /// How parameters come down.
+    pub(super) answers: Answers,
     pub(super) seeds: CodecSeeds,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
@@ -56,14 +64,23 @@ pub(super) struct ProxyPolicy {
 
 impl ShardProxy {
     /// For a shard, at this place among those of the aggregator.
-    pub(super) fn new(place: usize, shard: ShardId, link: Link, tables: Vec<Table>) -> ShardProxy {
+    pub(super) fn new(
+        place: usize,
+        shard: ShardId,
+        connection: ConnectionId,
+        link: Link,
+        tables: Vec<Table>,
+        log_bytes: usize,
+    ) -> ShardProxy {
         let intakes = tables.iter().map(|_| PushIntake::new(None, NonFinite::default())).collect();
+        let answer_types = tables.iter().map(|_| None).collect();
         ShardProxy {
-            uplink: Uplink::new(shard, link, tables.len()),
+            uplink: Uplink::new(shard, connection, link, tables.len()),
             members: Members::default(),
             aggregation: Aggregation::new(place, tables),
             intakes,
-            overtaken: Vec::new(),
+            streams: Streams::new(shard, log_bytes),
+            answer_types,
         }
     }
 
@@ -76,23 +93,28 @@ impl ShardProxy {
         self.members.iter()
     }
 
+    /// Aggregators below that came here.
+    pub(super) fn lowers(&self) -> impl Iterator<Item = AggregatorId> + '_ {
+        self.aggregation.lowers.iter()
+    }
+
     /// Whether the shard holds something of a table.
     pub(super) fn holds(&self, table: usize) -> bool {
         self.aggregation.table(table).is_some_and(|table| !table.is_empty())
     }
 
     pub(super) fn set_policy(&mut self, number: usize, policy: ProxyPolicy, out: &mut Out<'_>) {
-        let ProxyPolicy { sums, nonfinite, codec, seeds, valid_from } = policy;
-        let ShardProxy { uplink, members, aggregation, intakes, overtaken } = self;
+        let ProxyPolicy { sums, nonfinite, codec, answers, seeds, valid_from } = policy;
+        let ShardProxy { uplink, members, aggregation, intakes, streams, answer_types } = self;
         let Some(known) = aggregation.table(number).map(Table::valid_from) else { return };
         let intake = &mut intakes[number];
         intake.set_nonfinite(nonfinite);
         if known != valid_from {
             aggregation.end_all(number, &mut Peers { members, uplink, out });
             intake.set_codec(Some(codec.codec.clone()), valid_from);
-            // Workers ask again for what they still want.
-            for Overtaken { route, .. } in overtaken.extract_if(.., |overtaken| overtaken.table == number) {
-                uplink.routes.answered(route);
+            match answers {
+                Answers::Passing(dtype) => answer_types[number] = dtype,
+                Answers::Broadcast(codec) => streams.set_codec(TableId(number as u32), codec, uplink, out),
             }
         }
         let Some(table) = aggregation.table_mut(number) else { return };
@@ -103,7 +125,7 @@ impl ShardProxy {
     }
 
     /// A worker says hello.
-    pub(super) fn accept(&mut self, worker: WorkerId, again: bool) -> Result<(), Refusal> {
+    pub(super) fn accept(&mut self, worker: WorkerId, again: bool, out: &mut Out<'_>) -> Result<(), Refusal> {
         let shard = self.shard();
         if again && !self.members.contains(worker) {
             let reason = format!(
@@ -115,8 +137,41 @@ impl ShardProxy {
             let reason = format!("{shard} is not connected to this aggregator");
             return Err(Refusal { reason, retry: true });
         }
-        self.members.connect(worker);
+        let caller = Caller::direct(worker);
+        // A connection that this one takes the place of may have followed streams.
+        self.streams.forget(self.uplink.connection_of(caller), &self.uplink, out);
+        self.members.connect(caller);
         Ok(())
+    }
+
+    /// An aggregator below says hello.
+    pub(super) fn accept_lower(
+        &mut self,
+        id: AggregatorId,
+        process: ProcessId,
+        incarnation: u64,
+        again: bool,
+        out: &mut Out<'_>,
+    ) -> Result<(), Refusal> {
+        if !self.uplink.link.is_up() {
+            let reason = format!("{} is not connected to this aggregator", self.shard());
+            return Err(Refusal { reason, retry: true });
+        }
+        self.aggregation.lowers.accept(id, process, incarnation, again)?;
+        self.streams.forget(ConnectionId::LowerFor(id, self.shard()), &self.uplink, out);
+        Ok(())
+    }
+
+    /// The connection to an aggregator below is gone, and its workers' with it. It sends again what was not noted.
+    pub(super) fn lose_lower(&mut self, id: AggregatorId, out: &mut Out<'_>) {
+        self.aggregation.lowers.disconnect(id);
+        self.streams.forget(ConnectionId::LowerFor(id, self.shard()), &self.uplink, out);
+        self.members.through(id).into_iter().for_each(|worker| self.lose_worker(worker, out));
+    }
+
+    /// Whether an aggregator above is to be told that it was connected before.
+    pub(super) fn was_up(&self) -> bool {
+        self.uplink.link.was_up()
     }
 
     pub(super) fn is_connected(&self, worker: WorkerId) -> bool {
@@ -125,11 +180,13 @@ impl ShardProxy {
 
     /// A worker's connection is gone. It will ask again for what it still wants.
     pub(super) fn lose_worker(&mut self, worker: WorkerId, out: &mut Out<'_>) {
+        let connection = self.uplink.connection_of(Caller::direct(worker));
+        self.streams.forget(connection, &self.uplink, out);
         if self.members.disconnect(worker) {
             self.uplink.routes.close_all_of(worker);
             self.aggregation.held_pulls.forget(worker);
             let header = FromAggregator::Forget(worker).header(0);
-            out.send(NodeId::Shard(self.shard()).into(), header, Body::Empty);
+            out.send(self.uplink.connection(), header, Body::Empty);
         }
     }
 
@@ -154,14 +211,20 @@ impl ShardProxy {
     }
 
     /// The connection to the shard is gone. What was passed on may be lost with it: the workers send it again.
-    pub(super) fn disconnected(&mut self, now: Time, why: &Lost, copies: &mut Copies, out: &mut Out<'_>) {
+    pub(super) fn disconnected(&mut self, now: Time, why: &Lost, out: &mut Out<'_>) {
         self.uplink.link.disconnected(now, why);
+        self.streams.disconnected();
         self.uplink.routes.clear();
-        self.overtaken.clear();
         self.aggregation.held_pulls.clear();
-        copies.forget_editions(self.shard());
         for worker in self.members.disconnect_all() {
-            out.outputs.push_back(Output::Disconnect { connection: self.uplink.connection_of(worker) });
+            let connection = self.uplink.connection_of(Caller::direct(worker));
+            self.streams.forget(connection, &self.uplink, out);
+            out.outputs.push_back(Output::Disconnect { connection });
+        }
+        for id in self.aggregation.lowers.disconnect_all() {
+            let connection = ConnectionId::LowerFor(id, self.shard());
+            self.streams.forget(connection, &self.uplink, out);
+            out.outputs.push_back(Output::Disconnect { connection });
         }
     }
 
@@ -169,14 +232,15 @@ impl ShardProxy {
     pub(super) fn handle_timeout(&mut self, now: Time, out: &mut Out<'_>) -> Option<String> {
         out.outputs.extend(self.uplink.link.poll(now));
         let overdue = self.uplink.link.overdue(now);
-        let ShardProxy { uplink, members, aggregation, .. } = self;
+        let ShardProxy { uplink, members, aggregation, streams, .. } = self;
+        streams.handle_timeout(now, uplink, out);
         aggregation.handle_timeout(now, &mut Peers { members, uplink, out });
         overdue
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        let deadline = self.aggregation.next_timeout();
-        self.uplink.link.next_timeout().into_iter().chain(deadline).min()
+        let deadlines = [self.aggregation.next_timeout(), self.streams.next_timeout()];
+        self.uplink.link.next_timeout().into_iter().chain(deadlines.into_iter().flatten()).min()
     }
 
     pub(super) fn handle_worker(
@@ -190,14 +254,172 @@ impl ShardProxy {
         let known = self.aggregation.table(header.table.0 as usize).map(Table::valid_from);
         if known.is_some_and(|known| header.epoch > known) {
             // The worker knows of a change that has yet to be heard of here. It comes back, and sends everything again.
-            out.outputs.push_back(Output::Disconnect { connection: self.uplink.connection_of(worker) });
+            let connection = self.uplink.connection_of(Caller::direct(worker));
+            out.outputs.push_back(Output::Disconnect { connection });
             return self.lose_worker(worker, out);
         }
-        if header.kind == Kind::Control && worker == WorkerId::FIRST {
-            // What it says of pulls that the shard asked it about.
-            return out.send(NodeId::Shard(self.shard()).into(), *header, Body::Bytes(payload.to_vec()));
+        if header.kind == Kind::Control {
+            let (caller, may_pass) = (Caller::direct(worker), worker == WorkerId::FIRST);
+            let connection = self.uplink.connection_of(caller);
+            if let Err(fault) = self.handle_control(now, connection, may_pass, header, payload, out) {
+                self.refuse(caller, TableId(0), 0, &fault, out);
+            }
+            return;
         }
-        let result = match FromWorker::decode(header) {
+        self.handle_caller(now, Caller::direct(worker), FromWorker::decode(header), header, payload, out);
+    }
+
+    /// Handles a message of a worker, or of an aggregator below: what is about streams is for this aggregator. All else goes on to the
+    /// shard, where it may: what worker 0 says of pulls that the shard asked it about.
+    fn handle_control(
+        &mut self,
+        now: Time,
+        from: ConnectionId,
+        may_pass: bool,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out<'_>,
+    ) -> Result<(), Fault> {
+        let ShardProxy { uplink, aggregation, streams, .. } = self;
+        let protocol = |message| Fault { cause: Cause::Protocol, message };
+        match control::decode("control message", payload).map_err(|error| protocol(error.to_string()))? {
+            message @ (Control::Subscribe { .. } | Control::Unsubscribe { .. } | Control::Seen { .. }) => {
+                let layout_of = |id: TableId| aggregation.table(id.0 as usize).map(Table::layout);
+                streams.handle_follower(now, from, message, layout_of, uplink, out)
+            }
+            _ if may_pass => {
+                out.send(uplink.connection(), *header, Body::Bytes(payload.to_vec()));
+                Ok(())
+            }
+            other => {
+                let message =
+                    format!("an aggregator does not take a `{}` message from a worker", other.name());
+                Err(protocol(message))
+            }
+        }
+    }
+
+    /// Handles a frame of an aggregator below. Workers that do not take part are refused.
+    pub(super) fn handle_lower(
+        &mut self,
+        now: Time,
+        id: AggregatorId,
+        header: &Header,
+        payload: &[u8],
+        live: &BTreeMap<WorkerId, u64>,
+        out: &mut Out<'_>,
+    ) {
+        if !self.aggregation.lowers.is_connected(id) {
+            return;
+        }
+        let known = self.aggregation.table(header.table.0 as usize).map(Table::valid_from);
+        if known.is_some_and(|known| header.epoch > known) {
+            // It knows of a change that has yet to be heard of here. It comes back, and sends everything again.
+            out.outputs
+                .push_back(Output::Disconnect { connection: ConnectionId::LowerFor(id, self.shard()) });
+            return self.lose_lower(id, out);
+        }
+        if header.kind == Kind::Control {
+            let connection = ConnectionId::LowerFor(id, self.shard());
+            if let Err(fault) = self.handle_control(now, connection, true, header, payload, out) {
+                out.log(format!("{id}: {}", fault.message));
+            }
+            return;
+        }
+        match FromAggregator::decode(header) {
+            Some(FromAggregator::Relayed(worker, frame)) => {
+                let caller = Caller { worker, through: Some(id) };
+                if live.contains_key(&worker) {
+                    self.members.connect(caller);
+                    return self.handle_caller(now, caller, Some(frame), header, payload, out);
+                }
+                let message = format!("{worker} is no member of this job any more");
+                let fault = Fault { cause: Cause::NotAMember, message };
+                self.refuse(caller, header.table, header.request, &fault, out);
+            }
+            Some(FromAggregator::Sum(sum)) => self.handle_sum(now, id, &sum, payload, out),
+            Some(FromAggregator::Completed(list)) => self.handle_list(now, id, &list, payload, live, out),
+            // A worker that was started anew may have come another way before this is heard.
+            Some(FromAggregator::Forget(worker)) if self.members.caller(worker).through == Some(id) => {
+                self.lose_worker(worker, out);
+            }
+            Some(FromAggregator::Forget(_)) => {}
+            None => out.log(format!("ignored a {:?} frame from {id}", header.kind)),
+        }
+    }
+
+    fn handle_sum(&mut self, now: Time, id: AggregatorId, sum: &Sum, payload: &[u8], out: &mut Out<'_>) {
+        let number = sum.subject.table.0 as usize;
+        let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
+        match aggregation.lowers.taken.take_turn(id, sum.subject.request) {
+            Turn::Next if aggregation.table(number).is_some() => {}
+            Turn::TooEarly { next } => {
+                return out.log(format!("{id} sent a sum before frame {next} of its sums"));
+            }
+            _ => return,
+        }
+        out.report.bytes_from_workers += payload.len() as u64;
+        if aggregation.lowers.taken.is_refused(id, sum) {
+            return;
+        }
+        let peers = &mut Peers { members, uplink, out };
+        match aggregation.take_sum(now, id, sum, payload, &mut intakes[number], peers) {
+            Ok(()) => aggregation.lowers.taken.note_taken(id, sum),
+            Err(fault) => {
+                let of = (sum.subject.table, sum.clock);
+                aggregation.lowers.taken.note_refused(id, of, sum.attempt, fault);
+            }
+        }
+    }
+
+    fn handle_list(
+        &mut self,
+        now: Time,
+        id: AggregatorId,
+        list: &Completed,
+        payload: &[u8],
+        live: &BTreeMap<WorkerId, u64>,
+        out: &mut Out<'_>,
+    ) {
+        let number = list.subject.table.0 as usize;
+        let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
+        let entries = match (group::decode(payload), aggregation.table(number)) {
+            (Ok(entries), Some(_)) => entries,
+            _ => return out.log(format!("{id} sent a list that cannot be read")),
+        };
+        let turn = aggregation.lowers.taken.take_turn(id, list.subject.request);
+        if let Turn::TooEarly { next } = turn {
+            return out.log(format!("{id} sent a list before frame {next} of its sums"));
+        }
+        for Entry { worker, want_params, .. } in
+            entries.iter().filter(|entry| live.contains_key(&entry.worker))
+        {
+            // One that is not connected there has left its push, and nothing else. One that waits for parameters is: what is sent to
+            // it may be lost with its connection, which the shard has to hear of.
+            if *want_params || !members.contains(*worker) {
+                members.connect(Caller { worker: *worker, through: Some(id) });
+            }
+        }
+        let peers = &mut Peers { members, uplink, out };
+        if turn == Turn::Next {
+            aggregation.take_list(now, id, list, &entries, &intakes[number], peers);
+        } else {
+            aggregation.repeat_list(id, list, &entries, peers);
+        }
+    }
+
+    /// Handles what a worker sent, itself or through an aggregator below.
+    fn handle_caller(
+        &mut self,
+        now: Time,
+        caller: Caller,
+        frame: Option<FromWorker>,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out<'_>,
+    ) {
+        let worker = caller.worker;
+        let result = match frame {
             Some(_) if !has_fitting_type(header) => {
                 let message =
                     format!("{worker} sent {:?} in a {:?} frame, which has f32", header.dtype, header.kind);
@@ -208,29 +430,29 @@ impl ShardProxy {
                 self.handle_push(&PushFrame { now, worker, push: &push, payload }, out)
             }
             Some(FromWorker::Pull(pull)) if !pull.now && self.aggregation.holds(worker, &pull) => {
-                self.aggregation.held_pulls.hold(worker, pull, payload)
+                self.aggregation.held_pulls.hold(caller, pull, payload)
             }
-            Some(frame) => self.relay(worker, frame, payload, out),
+            Some(frame) => self.relay(caller, frame, payload, out),
             None => {
                 let message = format!("an aggregator does not take {:?} frames from a worker", header.kind);
                 Err(Fault { cause: Cause::Protocol, message })
             }
         };
         if let Err(fault) = result {
-            self.refuse(worker, header.table, header.request, &fault, out);
+            self.refuse(caller, header.table, header.request, &fault, out);
         }
     }
 
     pub(super) fn refuse(
         &mut self,
-        worker: WorkerId,
+        caller: Caller,
         table: TableId,
         request: u64,
         fault: &Fault,
         out: &mut Out<'_>,
     ) {
         let ShardProxy { uplink, members, .. } = self;
-        Peers { members, uplink, out }.refuse(worker, table, request, fault);
+        Peers { members, uplink, out }.refuse(caller, table, request, fault);
     }
 
     fn handle_push(&mut self, frame: &PushFrame<'_>, out: &mut Out<'_>) -> Result<(), Fault> {
@@ -244,7 +466,8 @@ impl ShardProxy {
             if let Some(table) = aggregation.table_mut(number).filter(|_| is_new) {
                 table.begin_passing(frame.worker, clock);
             }
-            return self.relay(frame.worker, FromWorker::Push(*frame.push), frame.payload, out);
+            let caller = self.members.caller(frame.worker);
+            return self.relay(caller, FromWorker::Push(*frame.push), frame.payload, out);
         }
         let intake = &mut intakes[number];
         let peers = Peers { members, uplink, out };
@@ -259,7 +482,7 @@ impl ShardProxy {
     /// Puts a worker's request to the shard in its name.
     fn relay(
         &mut self,
-        worker: WorkerId,
+        caller: Caller,
         frame: FromWorker,
         payload: &[u8],
         out: &mut Out<'_>,
@@ -267,18 +490,13 @@ impl ShardProxy {
         let table = self.aggregation.table(frame.subject().table.0 as usize);
         // The longest request names every element, as a row with its number.
         let longest = limits::MAX_DATA_BYTES + table.map_or(0, |table| table.layout().elements() * 8);
-        self.uplink.relay(worker, frame, payload, longest, out)
+        self.uplink.relay(caller, frame, payload, longest, out)
     }
 
-    /// Handles a frame from the shard. The error ends the aggregator.
-    pub(super) fn handle_shard(
-        &mut self,
-        header: &Header,
-        payload: &[u8],
-        copies: &mut Copies,
-        out: &mut Out<'_>,
-    ) -> Result<(), String> {
+    /// Handles a frame from the shard.
+    pub(super) fn handle_shard(&mut self, now: Time, header: &Header, payload: &[u8], out: &mut Out<'_>) {
         match header.kind {
+            Kind::Update => self.streams.take_update(now, header, payload, &self.uplink, out),
             Kind::Group => {
                 let ShardProxy { uplink, members, aggregation, .. } = self;
                 aggregation.note(header.request, &mut Peers { members, uplink, out });
@@ -287,10 +505,10 @@ impl ShardProxy {
                 Ok(requests) => requests.for_each(|request| self.take_ack(request, out)),
                 Err(error) => out.log(error.to_string()),
             },
-            Kind::Params => return self.take_params(header, payload, copies, out),
+            Kind::Params => self.take_params(header, payload, out),
             // Worker 0 evaluates conditions.
             Kind::Control if self.is_connected(WorkerId::FIRST) => {
-                let to = self.uplink.connection_of(WorkerId::FIRST);
+                let to = self.uplink.connection_of(self.members.caller(WorkerId::FIRST));
                 out.send(to, *header, Body::Bytes(payload.to_vec()));
             }
             // It is not connected. The shard may have heard of it by a sum that it left here, and need not wait for it.
@@ -298,7 +516,7 @@ impl ShardProxy {
                 Ok(Control::Question { table, question }) => {
                     let verdict = Control::Verdict { table, number: question.number, holds: None };
                     let frame = control::frame(Kind::Control, &verdict);
-                    out.send(NodeId::Shard(self.shard()).into(), frame.header, frame.body);
+                    out.send(self.uplink.connection(), frame.header, frame.body);
                 }
                 Ok(other) => out.log(format!("ignored a `{}` message from {}", other.name(), self.shard())),
                 Err(error) => out.log(error.to_string()),
@@ -309,7 +527,6 @@ impl ShardProxy {
             },
             other => out.log(format!("ignored a {other:?} frame from {}", self.shard())),
         }
-        Ok(())
     }
 
     /// The shard has a request that was passed on.
@@ -319,7 +536,7 @@ impl ShardProxy {
             table.end_passing(&route, true);
         }
         let ShardProxy { uplink, members, .. } = self;
-        Peers { members, uplink, out }.acknowledge(route.worker, route.request);
+        Peers { members, uplink, out }.acknowledge(route.caller(), route.request);
     }
 
     /// The shard refuses a request: the worker that made it is told why.
@@ -328,9 +545,12 @@ impl ShardProxy {
         let Some(route) = self.uplink.routes.close(number) else { return };
         let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
         let mut peers = Peers { members, uplink, out };
-        peers.refuse(route.worker, TableId(route.table as u32), route.request, &fault);
+        peers.refuse(route.caller(), TableId(route.table as u32), route.request, &fault);
         if let Some(id) = route.aggregate {
-            aggregation.take_back(id, route.worker, &fault, intakes, &mut peers);
+            // After the acknowledgement it is about the answer alone: the shard has the push.
+            if route.awaits_ack {
+                aggregation.take_back(id, route.worker, &fault, intakes, &mut peers);
+            }
         } else if let Some(table) = aggregation.table_mut(route.table).filter(|_| route.is_push) {
             // A push that is stale comes again, and goes the way that it went.
             if fault.cause != Cause::StaleEpoch {
@@ -339,115 +559,39 @@ impl ShardProxy {
         }
     }
 
-    fn take_params(
-        &mut self,
-        header: &Header,
-        payload: &[u8],
-        copies: &mut Copies,
-        out: &mut Out<'_>,
-    ) -> Result<(), String> {
-        let (params, edition) = Params::decode_edition(header);
-        let (table, route) = (params.subject.table.0 as usize, params.subject.request);
-        if !self.holds(table) {
-            out.log(format!("{} sent parameters that it does not hold", self.shard()));
-            return Ok(());
-        }
+    /// Passes one frame of an answer to the worker that it is for.
+    fn take_params(&mut self, header: &Header, payload: &[u8], out: &mut Out<'_>) {
+        let params = Params::decode(header);
+        let (number, place) = (params.subject.request, params.subject.table.0 as usize);
+        let Some(table) = self.aggregation.table(place).filter(|table| !table.is_empty()) else {
+            return out.log(format!("{} sent parameters that it does not hold", self.shard()));
+        };
         out.report.bytes_from_servers += payload.len() as u64;
-        if self.aggregation.table(table).is_some_and(|table| table.valid_from() != params.subject.epoch) {
-            // It was made by codecs that hold no more. Its worker asks again.
-            if params.piece.is_last {
-                self.uplink.routes.answered(route);
-            }
-            return Ok(());
+        let routes = &mut self.uplink.routes;
+        let Some(route) = routes.get(number).copied().filter(|route| route.awaits_params) else { return };
+        let is_stale = [table.valid_from(), route.epoch].iter().any(|epoch| *epoch != params.subject.epoch);
+        if params.piece.is_last || is_stale {
+            routes.answered(number);
         }
-        match edition {
-            None => self.hand_over(params, Body::Bytes(payload.to_vec()), payload.len(), false, out),
-            Some(edition) if edition.is_same => {
-                // Each is the answer to one pull.
-                if self.overtaken.len() < limits::MAX_PASSED_REQUESTS
-                    && self.uplink.routes.get(route).is_some()
-                {
-                    let (clock, edition) = (params.clock, edition.number);
-                    self.overtaken.push(Overtaken { table, clock, edition, route });
-                }
-            }
-            Some(edition) => {
-                match copies.take(self.shard(), &params, edition.number, payload) {
-                    Ok(()) => {}
-                    Err(Unfit::Shape) => {
-                        out.log(format!("{} sent parameters that do not fit the plan", self.shard()));
-                        return Ok(());
-                    }
-                    Err(Unfit::Memory) => {
-                        return Err(format!("the parameters of table {table} do not fit this host's memory"));
-                    }
-                }
-                self.hand_over_chunk(params, copies, out);
-            }
-        }
-        self.answer_overtaken(copies, out);
-        Ok(())
-    }
-
-    /// Passes a chunk of an answer on as the copy has it, which may be newer than an answer that was late.
-    fn hand_over_chunk(&mut self, params: Params, copies: &Copies, out: &mut Out<'_>) {
-        let (table, chunk) = (params.subject.table.0 as usize, params.piece.chunk);
-        let Some((body, len, form)) = copies.body(table, chunk) else { return };
-        let version = copies.version(table, chunk);
-        // A worker's memory is for the elements that answers have.
-        let may_land = copies.is_plain(table, self.shard().server);
-        self.hand_over(Params { form, version, ..params }, body, len, may_land, out);
-    }
-
-    /// Passes one frame of an answer to the worker that it is for. Its request is still the number of its route.
-    fn hand_over(&mut self, params: Params, body: Body, bytes: usize, may_land: bool, out: &mut Out<'_>) {
-        let number = params.subject.request;
-        let Some(route) = self.uplink.routes.get(number).filter(|route| route.awaits_params) else { return };
-        if route.epoch != params.subject.epoch {
-            // The worker asked again in this epoch, by another route: two answers to one request would mix.
-            self.uplink.routes.answered(number);
+        if is_stale {
+            // It was made by codecs that hold no more, or the worker asked again in this epoch, by another route: two answers to one
+            // request would mix.
             return;
         }
-        let reply_place = match body {
-            Body::Stored { start, .. } if may_land => {
-                route.reply_place.and_then(|place| place.after(start as u64))
+        let reply_place = match params.form {
+            // A worker's memory is for the elements that answers have.
+            Form::Dense(dtype) if self.answer_types[place] == Some(dtype) => {
+                let chunk = table.layout().chunks().get(params.piece.sequence as usize);
+                let first = chunk.map_or(0, |chunk| chunk.table_start) * dtype.bytes() as u64;
+                route.reply_place.and_then(|place| place.after(first))
             }
             _ => None,
         };
         let subject = Subject { request: route.request, ..params.subject };
-        let header = Params { subject, reply_place, ..params }.header(bytes);
-        out.report.bytes_to_workers += bytes as u64;
-        out.send(self.uplink.connection_of(route.worker), header, body);
-        if params.piece.is_last {
-            self.uplink.routes.answered(number);
-        }
-    }
-
-    /// Makes answers from the copy that have the same parameters as one which is here now.
-    fn answer_overtaken(&mut self, copies: &Copies, out: &mut Out<'_>) {
-        if self.overtaken.is_empty() {
-            return;
-        }
-        for overtaken in std::mem::take(&mut self.overtaken) {
-            let Overtaken { table, clock, edition, route } = overtaken;
-            if self.uplink.routes.get(route).is_none() {
-                continue;
-            }
-            let Some(of_table) = self.aggregation.table(table) else { continue };
-            let epoch = of_table.valid_from();
-            let chunks: Vec<u32> = of_table.layout().chunks().iter().map(|chunk| chunk.number).collect();
-            if !copies.has(table, chunks.iter().copied(), edition) {
-                self.overtaken.push(overtaken);
-                continue;
-            }
-            let subject = Subject { epoch, table: TableId(table as u32), request: route };
-            for (sequence, &chunk) in (0u32..).zip(&chunks) {
-                let piece = Piece { chunk, sequence, is_last: sequence as usize + 1 == chunks.len() };
-                let params =
-                    Params { subject, clock, version: 0, piece, form: Form::PLAIN, reply_place: None };
-                self.hand_over_chunk(params, copies, out);
-            }
-        }
+        let header = Params { subject, reply_place, ..params }.header(payload.len());
+        out.report.bytes_to_workers += payload.len() as u64;
+        let body = if payload.is_empty() { Body::Empty } else { Body::Bytes(payload.to_vec()) };
+        out.send(self.uplink.connection_of(route.caller()), header, body);
     }
 
     /// The bytes of an aggregate, until the shard has noted it.
@@ -456,7 +600,7 @@ impl ShardProxy {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.aggregation.memory_bytes()
+        self.aggregation.memory_bytes() + self.streams.memory_bytes()
     }
 
     /// Whether counts fit what they count.

@@ -264,7 +264,9 @@ impl Table {
     /// A worker joins, and owes nothing before this clock.
     pub(super) fn join(&mut self, worker: WorkerId, clock: Clock) {
         if let Some(before) = clock.checked_sub(1) {
-            self.done.insert(worker, before);
+            // An aggregator below may have heard of it earlier.
+            let done = self.done.entry(worker).or_insert(before);
+            *done = before.max(*done);
         }
     }
 
@@ -466,6 +468,7 @@ mod tests {
     fn route(clock: Clock) -> Route {
         Route {
             worker: WORKER,
+            through: None,
             table: 0,
             clock,
             request: 1,

@@ -1,14 +1,14 @@
 //! The connection of an aggregator to one shard, and the workers' requests on it.
 
 use super::aggregate::AggregateId;
-use super::members::Members;
+use super::members::{Caller, Members};
 use super::routes::{Route, Routes};
 use crate::limits;
 use crate::link::Link;
 use crate::role::{Body, Frame, Level, Outbox, Output};
 use crate::status::AggregatorReport;
 use crate::store::Place;
-use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, WorkerId};
+use crate::types::{Clock, ConnectionId, ShardId, TableId};
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{FromAggregator, FromWorker, Pull, Subject};
 use crate::wire::{Cause, Fault, Header, Kind, ack};
@@ -34,6 +34,8 @@ impl Out<'_> {
 #[derive(Debug)]
 pub(super) struct Uplink {
     shard: ShardId,
+    /// The connection to it, or to the aggregator above.
+    connection: ConnectionId,
     pub(super) link: Link,
     pub(super) routes: Routes,
     /// Requests that a worker may have under way.
@@ -43,7 +45,7 @@ pub(super) struct Uplink {
 /// A push that is complete in an aggregate, as a request to the shard.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CompletePush {
-    pub(super) worker: WorkerId,
+    pub(super) caller: Caller,
     pub(super) table: usize,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) epoch: u32,
@@ -54,25 +56,34 @@ pub(super) struct CompletePush {
 }
 
 impl Uplink {
-    pub(super) fn new(shard: ShardId, link: Link, tables: usize) -> Uplink {
+    pub(super) fn new(shard: ShardId, connection: ConnectionId, link: Link, tables: usize) -> Uplink {
         let most_requests = limits::MAX_PASSED_REQUESTS + tables;
-        Uplink { shard, link, routes: Routes::default(), most_requests }
+        Uplink { shard, connection, link, routes: Routes::default(), most_requests }
     }
 
     pub(super) fn shard(&self) -> ShardId {
         self.shard
     }
 
-    /// The worker's connection for this shard.
-    pub(super) fn connection_of(&self, worker: WorkerId) -> ConnectionId {
-        ConnectionId::WorkerFor(worker, self.shard)
+    /// The connection to the shard, or to the aggregator above.
+    pub(super) fn connection(&self) -> ConnectionId {
+        self.connection
+    }
+
+    /// The connection for this shard on which a worker is answered.
+    pub(super) fn connection_of(&self, Caller { worker, through }: Caller) -> ConnectionId {
+        match through {
+            None => ConnectionId::WorkerFor(worker, self.shard),
+            Some(id) => ConnectionId::LowerFor(id, self.shard),
+        }
     }
 
     /// A route for a push that is complete in an aggregate.
     pub(super) fn open(&mut self, push: CompletePush, aggregate: AggregateId) -> u64 {
-        let CompletePush { worker, table, epoch, clock, request, want_params, reply_place } = push;
+        let CompletePush { caller, table, epoch, clock, request, want_params, reply_place } = push;
         self.routes.open(Route {
-            worker,
+            worker: caller.worker,
+            through: caller.through,
             table,
             clock,
             request,
@@ -89,13 +100,13 @@ impl Uplink {
     /// Puts a worker's request to the shard in its name. The payloads of one request have at most `longest` bytes.
     pub(super) fn relay(
         &mut self,
-        worker: WorkerId,
+        caller: Caller,
         frame: FromWorker,
         payload: &[u8],
         longest: usize,
         out: &mut Out<'_>,
     ) -> Result<(), Fault> {
-        let request = self.route(worker, &frame, payload.len(), longest)?;
+        let request = self.route(caller, &frame, payload.len(), longest)?;
         let number = |subject: Subject| Subject { request, ..subject };
         let own = match frame {
             FromWorker::Init(mut init) => {
@@ -112,16 +123,16 @@ impl Uplink {
                 FromWorker::Pull(pull)
             }
         };
-        let header = FromAggregator::Relayed(worker, own).header(payload.len());
+        let header = FromAggregator::Relayed(caller.worker, own).header(payload.len());
         let body = if payload.is_empty() { Body::Empty } else { Body::Bytes(payload.to_vec()) };
-        out.send(NodeId::Shard(self.shard).into(), header, body);
+        out.send(self.connection, header, body);
         Ok(())
     }
 
     /// The number that the shard knows a worker's request by.
     fn route(
         &mut self,
-        worker: WorkerId,
+        Caller { worker, through }: Caller,
         frame: &FromWorker,
         bytes: usize,
         longest: usize,
@@ -154,6 +165,7 @@ impl Uplink {
         }
         Ok(self.routes.open(Route {
             worker,
+            through,
             table,
             clock,
             request,
@@ -177,31 +189,38 @@ pub(super) struct Peers<'a, 'b> {
 }
 
 impl Peers<'_, '_> {
-    pub(super) fn refuse(&mut self, worker: WorkerId, table: TableId, request: u64, fault: &Fault) {
+    pub(super) fn refuse(&mut self, caller: Caller, table: TableId, request: u64, fault: &Fault) {
         let mut frame = frame(Kind::Error, fault);
         frame.header.table = table;
         frame.header.request = request;
-        self.out.send(self.uplink.connection_of(worker), frame.header, frame.body);
+        self.out.send(self.uplink.connection_of(caller), frame.header, frame.body);
     }
 
-    pub(super) fn acknowledge(&mut self, worker: WorkerId, request: u64) {
-        let Frame { header, body } = ack::frame(&[request]);
-        self.out.send(self.uplink.connection_of(worker), header, body);
+    pub(super) fn acknowledge(&mut self, caller: Caller, request: u64) {
+        self.acknowledge_on(self.uplink.connection_of(caller), &[request]);
+    }
+
+    /// Acknowledges requests of one connection.
+    pub(super) fn acknowledge_on(&mut self, connection: ConnectionId, requests: &[u64]) {
+        for requests in requests.chunks(ack::MAX_REQUESTS) {
+            let Frame { header, body } = ack::frame(requests);
+            self.out.send(connection, header, body);
+        }
     }
 
     /// Tells a worker that the shard has its push, and asks for the parameters that it wants. Where they are to lie was said
     /// with the first attempt; they come as bytes.
     pub(super) fn settle_again(&mut self, push: CompletePush) {
-        let CompletePush { worker, clock, request, want_params, .. } = push;
-        self.acknowledge(worker, request);
+        let CompletePush { caller, clock, request, want_params, .. } = push;
+        self.acknowledge(caller, request);
         if !want_params {
             return;
         }
         let subject = Subject { epoch: push.epoch, table: TableId(push.table as u32), request };
         let clock = clock.saturating_add(1);
         let pull = Pull { subject, clock, rows: None, now: false, reply_place: None };
-        if let Err(fault) = self.uplink.relay(worker, FromWorker::Pull(pull), &[], 0, self.out) {
-            self.refuse(worker, subject.table, request, &fault);
+        if let Err(fault) = self.uplink.relay(caller, FromWorker::Pull(pull), &[], 0, self.out) {
+            self.refuse(caller, subject.table, request, &fault);
         }
     }
 }

@@ -70,20 +70,29 @@ impl Room {
 struct Reached {
     incarnation: u64,
     addresses: Option<Addresses>,
+    /// It gets streams from its aggregator: others have nothing to do with it.
+    is_aggregated: bool,
     /// Somebody who tried did not get what it passes on.
     is_out_of_reach: bool,
 }
 
 impl Routes {
     /// A worker says where others reach it. One that was out of reach may be so again: only another process is tried anew.
-    pub(super) fn register(&mut self, worker: WorkerId, incarnation: u64, addresses: Option<Addresses>) {
+    pub(super) fn register(
+        &mut self,
+        worker: WorkerId,
+        incarnation: u64,
+        addresses: Option<Addresses>,
+        is_aggregated: bool,
+    ) {
         let known = self.receivers.get(&worker).filter(|known| known.incarnation == incarnation);
-        if known.is_some_and(|known| known.addresses == addresses) {
+        let is_same = |known: &Reached| known.addresses == addresses && known.is_aggregated == is_aggregated;
+        if known.is_some_and(is_same) {
             return;
         }
         self.revision += 1;
         let is_out_of_reach = known.is_some_and(|known| known.is_out_of_reach);
-        self.receivers.insert(worker, Reached { incarnation, addresses, is_out_of_reach });
+        self.receivers.insert(worker, Reached { incarnation, addresses, is_aggregated, is_out_of_reach });
     }
 
     /// Whether it is known where this process is reached.
@@ -215,6 +224,9 @@ impl Routes {
     ) {
         let shards: Vec<ShardId> = plan.shards.iter().map(|served| served.shard).collect();
         let sites: Vec<Site> = plan.shards.iter().map(|served| site(topology, &served.addresses)).collect();
+        let is_aggregated = |worker: &WorkerId| self.receivers.get(worker).is_some_and(|it| it.is_aggregated);
+        let (aggregated, workers): (Vec<WorkerId>, Vec<WorkerId>) =
+            workers.iter().partition(|worker| is_aggregated(worker));
         let receivers: Vec<Receiver> =
             workers.iter().map(|worker| self.receiver(topology, *worker)).collect();
         let members = Members { roots: &sites, receivers: &receivers, topology };
@@ -235,6 +247,10 @@ impl Routes {
                     Ok(Parent::Root) | Err(_) => None,
                 };
                 let route = Route { shard, tables: tables.to_vec(), relay };
+                routes.entry(*worker).or_default().push(route);
+            }
+            for worker in &aggregated {
+                let route = Route { shard, tables: tables.to_vec(), relay: None };
                 routes.entry(*worker).or_default().push(route);
             }
         }

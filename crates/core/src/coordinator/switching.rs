@@ -88,13 +88,11 @@ impl Switching<'_> {
                 ));
             }
             self.check_whole(number, table, &new)?;
-            let pushes = new.codecs(registry).map_err(text)?.push;
-            if pushes.needs_bandwidth().is_some() && self.has_aggregators {
-                return Err(format!(
-                    "table `{}`: {}",
-                    table.name,
-                    bandwidth::not_behind_aggregators(&pushes)
-                ));
+            let codecs = new.codecs(registry).map_err(text)?;
+            let mut both = [codecs.push, codecs.answer].into_iter().filter(|_| self.has_aggregators);
+            if let Some(codec) = both.find(|codec| codec.needs_bandwidth().is_some()) {
+                let why = bandwidth::not_behind_aggregators(&codec);
+                return Err(format!("table `{}`: {why}", table.name));
             }
             let (tables, servers) = ((plan.tables.as_slice(), table), self.config.servers);
             config::check_table(registry, tables, servers, &plan.policy, &overrides).map_err(text)?;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// The aggregators of a job.
 #[derive(Debug, Default)]
-pub(super) struct Aggregators {
+pub(crate) struct Aggregators {
     peers: BTreeMap<AggregatorId, Peer>,
 }
 
@@ -27,7 +27,7 @@ struct Peer {
 
 /// Why a sum was refused.
 #[derive(Debug, Clone)]
-pub(super) struct RefusedSum {
+pub(crate) struct RefusedSum {
     /// Which attempt at a push of this table and clock it was; all sums of it are refused alike.
     attempt: u32,
     fault: Fault,
@@ -35,19 +35,19 @@ pub(super) struct RefusedSum {
 
 impl RefusedSum {
     /// Whether the workers' progress counts all the same: other chunks of their gradients were taken.
-    pub(super) fn counts(&self) -> bool {
+    pub(crate) fn counts(&self) -> bool {
         self.fault.cause == Cause::NonFinite
     }
 
     /// The fault that the workers are told.
-    pub(super) fn fault(&self) -> &Fault {
+    pub(crate) fn fault(&self) -> &Fault {
         &self.fault
     }
 }
 
 /// Order of a numbered frame among those of its aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(crate) enum Turn {
     /// It is the next one.
     Next,
     /// It was taken before.
@@ -58,13 +58,13 @@ pub(super) enum Turn {
 
 impl Aggregators {
     /// Whether no aggregator has ever connected.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.peers.is_empty()
     }
 
     /// An aggregator connects. An aggregator's memory is lost with its process, so that a second one of the same number
     /// is refused.
-    pub(super) fn accept(
+    pub(crate) fn accept(
         &mut self,
         id: AggregatorId,
         process: ProcessId,
@@ -80,7 +80,7 @@ impl Aggregators {
     }
 
     /// A numbered frame is here. It counts as taken if it is the next one.
-    pub(super) fn take_turn(&mut self, id: AggregatorId, number: u64) -> Turn {
+    pub(crate) fn take_turn(&mut self, id: AggregatorId, number: u64) -> Turn {
         let Some(peer) = self.peers.get_mut(&id) else { return Turn::TooEarly { next: 1 } };
         let next = peer.taken.saturating_add(1);
         if number > next {
@@ -94,14 +94,14 @@ impl Aggregators {
     }
 
     /// Whether a sum belongs to an attempt that was refused. Only an attempt that counts is taken in part.
-    pub(super) fn is_refused(&self, id: AggregatorId, sum: &Sum) -> bool {
+    pub(crate) fn is_refused(&self, id: AggregatorId, sum: &Sum) -> bool {
         let key = (sum.subject.table, sum.clock);
         let refused = self.peers.get(&id).and_then(|peer| peer.refused.get(&key));
         refused.is_some_and(|refused| !refused.counts() && sum.attempt <= refused.attempt)
     }
 
     /// A sum was taken: an earlier attempt's refusal is over, unless workers have to hear of it.
-    pub(super) fn note_taken(&mut self, id: AggregatorId, sum: &Sum) {
+    pub(crate) fn note_taken(&mut self, id: AggregatorId, sum: &Sum) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let key = (sum.subject.table, sum.clock);
         if peer.refused.get(&key).is_some_and(|refused| !refused.counts()) {
@@ -110,16 +110,22 @@ impl Aggregators {
     }
 
     /// A sum was refused: the workers that are complete in this attempt hear of it with their list.
-    pub(super) fn note_refused(&mut self, id: AggregatorId, sum: &Sum, fault: Fault) {
+    pub(crate) fn note_refused(
+        &mut self,
+        id: AggregatorId,
+        of: (TableId, Clock),
+        attempt: u32,
+        fault: Fault,
+    ) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.refused.insert((sum.subject.table, sum.clock), RefusedSum { attempt: sum.attempt, fault });
+        peer.refused.insert(of, RefusedSum { attempt, fault });
         if peer.refused.len() > limits::MAX_REFUSED_SUMS {
             peer.refused.pop_first();
         }
     }
 
     /// Why the sums that a list completes were refused, if they were.
-    pub(super) fn refusal(&mut self, id: AggregatorId, list: &Completed) -> Option<RefusedSum> {
+    pub(crate) fn refusal(&mut self, id: AggregatorId, list: &Completed) -> Option<RefusedSum> {
         let peer = self.peers.get_mut(&id)?;
         let key = (list.subject.table, list.clock);
         let refused = peer.refused.get(&key)?;
@@ -180,7 +186,7 @@ mod tests {
     #[test]
     fn a_refused_attempt_stays_refused_until_the_next_one() {
         let mut aggregators = aggregators();
-        aggregators.note_refused(ID, &sum(1), fault(Cause::TooFarAhead));
+        aggregators.note_refused(ID, (TableId(0), 3), 1, fault(Cause::TooFarAhead));
         assert!(aggregators.is_refused(ID, &sum(0)) && aggregators.is_refused(ID, &sum(1)));
         assert!(!aggregators.is_refused(ID, &sum(2)));
         for _ in 0..2 {
@@ -194,7 +200,7 @@ mod tests {
     #[test]
     fn a_sum_with_nan_is_told_of_once_and_its_other_chunks_count() {
         let mut aggregators = aggregators();
-        aggregators.note_refused(ID, &sum(1), fault(Cause::NonFinite));
+        aggregators.note_refused(ID, (TableId(0), 3), 1, fault(Cause::NonFinite));
         assert!(!aggregators.is_refused(ID, &sum(1)));
         aggregators.note_taken(ID, &sum(1));
         assert!(aggregators.refusal(ID, &list(1)).is_some_and(|refusal| refusal.counts()));
@@ -205,7 +211,7 @@ mod tests {
     fn refusals_take_memory_up_to_a_limit() {
         let mut aggregators = aggregators();
         for clock in 0..limits::MAX_REFUSED_SUMS as u64 + 5 {
-            aggregators.note_refused(ID, &Sum { clock, ..sum(0) }, fault(Cause::Shape));
+            aggregators.note_refused(ID, (TableId(0), clock), 0, fault(Cause::Shape));
         }
         assert_eq!(aggregators.peers[&ID].refused.len(), limits::MAX_REFUSED_SUMS);
         assert!(!aggregators.is_refused(ID, &Sum { clock: 4, ..sum(0) }));

@@ -10,12 +10,10 @@ mod early;
 mod pulls;
 mod routes;
 mod sender;
-mod shared;
 mod streams;
 
 pub(super) use pulls::{Backlog, PendingPull};
 pub(super) use sender::StoredTable;
-pub(super) use shared::ParameterState;
 
 use super::table_shard::TableShard;
 use crate::bandwidth::Reading;
@@ -30,7 +28,6 @@ use early::Early;
 use pulls::WaitingPulls;
 use routes::Routes;
 use sender::Sender;
-use shared::Shared;
 use std::fmt::Debug;
 use streams::{Sending, Streams};
 
@@ -76,19 +73,17 @@ pub(super) struct NewChunk {
 
 #[derive(Debug, Default)]
 struct Strategies {
-    shared: Shared,
     early: Early,
     direct: Direct,
 }
 
 impl Strategies {
     /// All of them, in the order in which they are asked.
-    fn each(&mut self) -> [&mut dyn Strategy; 3] {
-        [&mut self.shared, &mut self.early, &mut self.direct]
+    fn each(&mut self) -> [&mut dyn Strategy; 2] {
+        [&mut self.early, &mut self.direct]
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shared.check()?;
         self.early.check()?;
         self.direct.check()
     }
@@ -96,9 +91,7 @@ impl Strategies {
     /// Asks them in this order. Every pull is answered here: which they are is known, so that the calls are no dynamic ones.
     #[inline]
     fn answer(&mut self, pull: &PendingPull, to: NodeId, sender: &mut Sender<'_>) -> bool {
-        self.shared.answer(pull, to, sender)
-            || self.early.answer(pull, to, sender)
-            || self.direct.answer(pull, to, sender)
+        self.early.answer(pull, to, sender) || self.direct.answer(pull, to, sender)
     }
 }
 
@@ -162,27 +155,27 @@ impl Delivery {
         }
     }
 
-    /// A worker follows a table's stream from now on; if it only asks whether it has missed something, then if it has.
+    /// Somebody follows a table's stream from now on; if it only asks whether it has missed something, then if it has.
     pub(super) fn subscribe(
         &mut self,
         now: Time,
-        worker: WorkerId,
+        receiver: NodeId,
         position: Position,
         is_question: bool,
         table: &TableShard,
     ) {
         let (streams, mut sending) = self.sending(now);
-        streams.subscribe(NodeId::Worker(worker), position, is_question, table, &mut sending);
+        streams.subscribe(receiver, position, is_question, table, &mut sending);
     }
 
-    /// A worker follows a table's stream no more.
-    pub(super) fn unsubscribe(&mut self, worker: WorkerId, table: TableId) {
-        self.streams.unsubscribe(NodeId::Worker(worker), table);
+    /// Somebody follows a table's stream no more.
+    pub(super) fn unsubscribe(&mut self, receiver: NodeId, table: TableId) {
+        self.streams.unsubscribe(receiver, table);
     }
 
-    /// Whether a worker follows some table's stream here.
-    pub(super) fn is_followed_by(&self, worker: WorkerId) -> bool {
-        self.streams.is_followed_by(NodeId::Worker(worker))
+    /// Whether somebody follows some table's stream here.
+    pub(super) fn is_followed_by(&self, receiver: NodeId) -> bool {
+        self.streams.is_followed_by(receiver)
     }
 
     /// Whether everybody who follows a stream has all of it.
@@ -190,17 +183,17 @@ impl Delivery {
         self.streams.is_settled()
     }
 
-    /// A worker has a version of a table: what its link carries, if that is known from it.
+    /// A receiver has a version of a table: what its link carries, if that is known from it.
     pub(super) fn note_seen(
         &mut self,
         now: Time,
-        worker: WorkerId,
+        receiver: NodeId,
         id: TableId,
         version: Clock,
         table: &TableShard,
     ) -> Option<Reading> {
         let (streams, mut sending) = self.sending(now);
-        streams.note_seen(NodeId::Worker(worker), id, version, table, &mut sending)
+        streams.note_seen(receiver, id, version, table, &mut sending)
     }
 
     fn sending(&mut self, now: Time) -> (&mut Streams, Sending<'_>) {
@@ -240,7 +233,7 @@ impl Delivery {
         };
         let is_answered = self.strategies.answer(pull, to, &mut sender);
         assert!(is_answered, "a released pull is answered");
-        // To a worker, the answer is the acknowledgement. An aggregator answers many workers by one answer.
+        // To a worker, the answer is the acknowledgement. An aggregator passes both on.
         if pull.owes_ack && !self.routes.is_direct(pull.worker) {
             self.complete(pull.worker, pull.request);
         }
@@ -370,9 +363,9 @@ impl Delivery {
         self.forget(NodeId::Worker(worker));
     }
 
-    /// A reader's connection is gone.
-    pub(super) fn lose_reader(&mut self, reader: WorkerId) {
-        self.streams.forget(NodeId::Worker(reader));
+    /// The connection is gone on which somebody followed streams.
+    pub(super) fn lose_follower(&mut self, receiver: NodeId) {
+        self.streams.forget(receiver);
     }
 
     /// A worker has left the job. It still hears of pushes that are complete.

@@ -14,7 +14,6 @@ mod store;
 mod touched;
 
 use super::accumulators::Accumulators;
-use super::delivery::ParameterState;
 use crate::codec::Codec;
 use crate::consistency::{Admit, Advance, Apply, Controller, PullOutcome, Question, SyncPolicy, Waiting};
 use crate::intake::{Intake, Push, PushFrame, Taken};
@@ -25,7 +24,7 @@ use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
 use crate::table::{Chunk, Layout, TableSpec};
-use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
+use crate::types::{AggregatorId, Clock, Time, WorkerId};
 use crate::wire::frame::{Piece, Sum};
 use crate::wire::{DType, Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
@@ -180,6 +179,11 @@ impl TableShard {
         (&mut self.intake, sink)
     }
 
+    /// Whether pushes of this clock can be counted. Those of rows may have no sum here that would have been refused.
+    pub(super) fn check_clock(&self, clock: Clock) -> Result<(), Fault> {
+        sink::admit_sum(&self.controller, &self.layout, clock).map(|_| ())
+    }
+
     /// A worker's push of this clock is complete in the sums so far: it counts for its progress. The caller settles
     /// the table.
     pub(super) fn count_push(&mut self, now: Time, worker: WorkerId, clock: Clock) {
@@ -239,7 +243,7 @@ impl TableShard {
     /// A worker's connection is gone: its pulls are forgotten, and what was sent to it may be lost.
     pub(super) fn lose_worker(&mut self, worker: WorkerId) {
         self.controller.cancel(worker);
-        self.forget_receiver(NodeId::Worker(worker));
+        self.forget_answers(worker);
     }
 
     /// A worker joins: no round after the open one closes without it, nor that one if nothing of it is here.
@@ -351,7 +355,7 @@ impl TableShard {
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, worker: WorkerId) {
         let under_way = self.intake.remove_worker(worker);
-        self.forget_receiver(NodeId::Worker(worker));
+        self.forget_answers(worker);
         self.rounds.mark_inexact(self.version() + limits::MAX_ROUNDS_AHEAD);
         self.controller.remove_worker(worker, under_way);
     }
@@ -448,9 +452,9 @@ impl TableShard {
         self.publication.as_ref().map_or(&[], Publication::bytes)
     }
 
-    /// How a chunk gets to a receiver.
+    /// How a chunk gets to a worker.
     #[inline]
-    pub(super) fn answer_chunk(&mut self, index: usize, receiver: NodeId) -> ChunkAnswer {
+    pub(super) fn answer_chunk(&mut self, index: usize, receiver: WorkerId) -> ChunkAnswer {
         if self.answer_encoders.fixes_answers()
             && let Some(payload) = self.encode_with_codec(index, receiver)
         {
@@ -490,7 +494,7 @@ impl TableShard {
         }
     }
 
-    fn encode_with_codec(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
+    fn encode_with_codec(&mut self, index: usize, receiver: WorkerId) -> Option<AnswerPayload> {
         let version = self.version_of(index);
         let values = &self.store.parameters()[self.layout.chunks()[index].range()];
         self.answer_encoders.encode_chunk(&self.layout, ChunkToSend { index, version, values }, receiver)
@@ -502,19 +506,14 @@ impl TableShard {
         self.answer_encoders.encode_rows(&self.layout, bytes)
     }
 
-    /// A worker or an aggregator may not have what was sent to it.
-    pub(super) fn forget_receiver(&mut self, receiver: NodeId) {
+    /// A worker may not have what was sent to it.
+    pub(super) fn forget_answers(&mut self, receiver: WorkerId) {
         self.answer_encoders.forget(receiver);
     }
 
     /// Rounds that are closed.
     pub(super) fn version(&self) -> Clock {
         self.controller.state().v_train()
-    }
-
-    /// Which parameters these are.
-    pub(super) fn state(&self) -> ParameterState {
-        ParameterState { version: self.version(), steps_outside_rounds: self.store.steps_outside_rounds() }
     }
 
     /// Whether a round closes only when all workers have pushed.

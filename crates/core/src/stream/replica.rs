@@ -1,17 +1,19 @@
 //! The receiving end of a stream: a table's values as they were broadcast.
 
-use super::Digest;
 use super::rows::RowsUpdate;
+use super::{Chunks, Digest};
 use crate::codec::{Codec, Decoder};
+use crate::role::{Body, Frame};
 use crate::store::{self, Buffer};
-use crate::types::Clock;
+use crate::table::Layout;
+use crate::types::{Clock, TableId};
 use crate::wire::DType;
-use crate::wire::frame::{Form, Update};
+use crate::wire::frame::{Form, Piece, Update};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A copy of a table that takes updates. Its chunks are numbered as the table's, and each belongs to a stream, which is that
-/// of a shard.
+/// A copy of a table, or of some shards' part of it, that takes updates. Its chunks are numbered as the table's, and each belongs to a
+/// stream, which is that of a shard.
 #[derive(Debug)]
 pub(crate) struct Replica {
     values: Buffer,
@@ -29,6 +31,8 @@ pub(crate) struct Replica {
 
 #[derive(Debug, Clone)]
 struct Chunk {
+    /// Its number in the table.
+    number: u32,
     range: Range<usize>,
     stream: usize,
     /// `None` before its first values. One that did not change in the last version that is whole has that one too.
@@ -39,8 +43,8 @@ struct Chunk {
 
 #[derive(Debug, Clone, Default)]
 struct State {
-    /// Its chunks by their place in it.
-    chunks: Vec<u32>,
+    /// Its chunks by their place in it: their places in the replica.
+    chunks: Vec<usize>,
     /// The last version that is whole here.
     version: Option<Clock>,
 }
@@ -65,16 +69,25 @@ impl Replica {
         codec: Option<Arc<Codec>>,
         chunks: impl IntoIterator<Item = (Range<usize>, usize)>,
     ) -> Replica {
+        let numbered = (0..).zip(chunks).map(|(number, (range, stream))| (number, range, stream));
+        Replica::of_chunks(elements, codec, numbered)
+    }
+
+    /// The same for some of a table's chunks, each with its number.
+    fn of_chunks(
+        elements: usize,
+        codec: Option<Arc<Codec>>,
+        chunks: impl Iterator<Item = (u32, Range<usize>, usize)>,
+    ) -> Replica {
         let chunks: Vec<Chunk> = chunks
-            .into_iter()
-            .map(|(range, stream)| Chunk { range, stream, version: None, digest: 0 })
+            .map(|(number, range, stream)| Chunk { number, range, stream, version: None, digest: 0 })
             .collect();
         let mut streams = Vec::new();
-        for (number, chunk) in (0..).zip(&chunks) {
+        for (place, chunk) in chunks.iter().enumerate() {
             if streams.len() <= chunk.stream {
                 streams.resize(chunk.stream + 1, State::default());
             }
-            streams[chunk.stream].chunks.push(number);
+            streams[chunk.stream].chunks.push(place);
         }
         let mut replica = Replica {
             values: Buffer::zeroed(elements),
@@ -87,6 +100,13 @@ impl Replica {
         };
         replica.set_codec(codec);
         replica
+    }
+
+    /// One of what a single shard holds of a table: its only stream is the first.
+    pub(crate) fn of_shard(layout: &Layout, codec: Option<Arc<Codec>>) -> Replica {
+        let chunks = layout.chunks().iter().map(|chunk| (chunk.number, chunk.range(), 0));
+        let replica = Replica::of_chunks(layout.elements(), codec, chunks);
+        if layout.is_sparse() { replica.of_rows(layout.row_width()) } else { replica }
     }
 
     /// The same for a table of rows of this width.
@@ -123,9 +143,8 @@ impl Replica {
     /// A chunk of a stream by its place there: its number, its version and its values.
     pub(crate) fn chunk(&self, stream: usize, place: usize) -> (u32, Option<Clock>, &[f32]) {
         let State { chunks, version } = &self.streams[stream];
-        let number = chunks[place];
-        let chunk = &self.chunks[number as usize];
-        (number, chunk.version.max(*version), &self.values.as_slice()[chunk.range.clone()])
+        let chunk = &self.chunks[chunks[place]];
+        (chunk.number, chunk.version.max(*version), &self.values.as_slice()[chunk.range.clone()])
     }
 
     /// Whether a chunk of a table of rows has zeros only, which need not travel.
@@ -157,14 +176,9 @@ impl Replica {
         if piece.is_last && update.form == (Form::Rows { count: 0 }) {
             return self.end_version(stream, update, payload);
         }
-        let Some(chunk) = self.chunks.get_mut(piece.chunk as usize).filter(|chunk| chunk.stream == stream)
-        else {
-            return Taken::Missing;
-        };
-        let State { chunks, version } = &self.streams[stream];
-        if chunks.get(piece.sequence as usize) != Some(&piece.chunk) {
-            return Taken::Missing;
-        }
+        let Some(State { chunks, version }) = self.streams.get(stream) else { return Taken::Missing };
+        let chunk = chunks.get(piece.sequence as usize).map(|&place| &mut self.chunks[place]);
+        let Some(chunk) = chunk.filter(|chunk| chunk.number == piece.chunk) else { return Taken::Missing };
         let version = chunk.version.max(*version);
         let held = &mut self.values.as_mut_slice()[chunk.range.clone()];
         let follows = version.and_then(|version| version.checked_add(1)) == Some(update.version);
@@ -223,15 +237,15 @@ impl Replica {
         }
         let follows = version.and_then(|version| version.checked_add(1)) == Some(update.round);
         let has_changed = |place: &[u8; 4]| {
-            let number = chunks.get(u32::from_le_bytes(*place) as usize);
-            number.is_some_and(|number| self.chunks[*number as usize].version >= Some(update.round))
+            let place = chunks.get(u32::from_le_bytes(*place) as usize);
+            place.is_some_and(|place| self.chunks[*place].version >= Some(update.round))
         };
         let (changed, rest) = payload.as_chunks::<4>();
         if !follows || !rest.is_empty() || !changed.iter().all(has_changed) {
             return Taken::Missing;
         }
         // A chunk may be newer: its values were read when they left.
-        let is_newer = |number: &u32| self.chunks[*number as usize].version > Some(update.round);
+        let is_newer = |place: &usize| self.chunks[*place].version > Some(update.round);
         let is_compared = update.digest != 0 && !chunks.iter().any(is_newer);
         if is_compared && self.digest(stream) != update.digest {
             return Taken::Differs;
@@ -259,13 +273,57 @@ impl Replica {
     /// The digest of a stream's values: of chunks that have not changed it is known.
     pub(crate) fn digest(&mut self, stream: usize) -> u64 {
         let mut digest = Digest::new();
-        for &number in &self.streams[stream].chunks {
-            let chunk = &mut self.chunks[number as usize];
+        for &place in &self.streams[stream].chunks {
+            let chunk = &mut self.chunks[place];
             if chunk.digest == 0 {
                 chunk.digest = Digest::of_chunk(&self.values.as_slice()[chunk.range.clone()]);
             }
             digest.take(chunk.digest);
         }
         digest.finish()
+    }
+}
+
+/// The chunks of a replica that are one stream's, for those to whom that stream is passed on.
+pub(crate) struct ReplicaChunks<'a> {
+    /// The table.
+    pub(crate) id: TableId,
+    /// The [`valid_from`](crate::wire::Plan::valid_from) epoch of its codecs.
+    pub(crate) epoch: u32,
+    pub(crate) replica: &'a Replica,
+    /// The stream, by its number in the replica.
+    pub(crate) stream: usize,
+}
+
+impl Chunks for ReplicaChunks<'_> {
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn count(&self) -> usize {
+        self.replica.chunk_count(self.stream)
+    }
+
+    fn version(&self, index: usize) -> Option<Clock> {
+        self.replica.chunk(self.stream, index).1
+    }
+
+    fn frame(&self, index: usize, round: Clock) -> Option<Frame> {
+        let (chunk, version, values) = self.replica.chunk(self.stream, index);
+        let is_last = index + 1 == self.count();
+        let update = Update {
+            epoch: self.epoch,
+            table: self.id,
+            round,
+            version: version?,
+            piece: Piece { chunk, sequence: index as u32, is_last },
+            form: Form::PLAIN,
+            digest: 0,
+        };
+        if self.replica.is_zero(self.stream, index) {
+            return Some(Frame { header: update.header(0), body: Body::Empty });
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        Some(Frame { header: update.header(bytes.len()), body: Body::Counted(bytes.into()) })
     }
 }

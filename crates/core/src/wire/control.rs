@@ -13,6 +13,7 @@ use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::{TableSpec, tables};
 use crate::types::{Clock, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::fmt;
 
 /// Messages between nodes beside gradients and parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -152,6 +153,8 @@ pub enum Control {
     Reached {
         /// Each of them leads to it; none where it cannot be reached.
         addresses: Option<Addresses>,
+        /// It gets streams from its aggregator, and is in no tree.
+        is_aggregated: bool,
     },
     /// Coordinator to worker: get the streams of tables that are broadcast from these nodes from now on.
     Routes(#[serde(deserialize_with = "sequence::<_, _, { limits::MAX_ROUTES }>")] Vec<Route>),
@@ -206,7 +209,7 @@ pub struct Position {
 
 impl Position {
     /// Whether these are in the order of their tables, each once: a table that is named again and again would be sent again and again.
-    pub(crate) fn check_order(positions: &[Position], by: WorkerId) -> Result<(), Fault> {
+    pub(crate) fn check_order(positions: &[Position], by: impl fmt::Display) -> Result<(), Fault> {
         if positions.is_sorted_by(|one, next| one.table < next.table) {
             return Ok(());
         }

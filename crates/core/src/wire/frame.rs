@@ -209,15 +209,6 @@ pub struct Completed {
     pub attempt: u32,
 }
 
-/// Parameters of a dense table for an aggregator, which hands them to its workers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Edition {
-    /// Counts the answers of this table on this connection.
-    pub number: u32,
-    /// The parameters are those of an answer that was sent before; there is no payload.
-    pub is_same: bool,
-}
-
 /// Frames from a worker to a shard, or to the aggregator that stands for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FromWorker {
@@ -291,13 +282,6 @@ impl Params {
         }
     }
 
-    /// Decodes the header of a frame to an aggregator. Only answers of dense tables have editions.
-    pub fn decode_edition(header: &Header) -> (Params, Option<Edition>) {
-        let is_same = header.flags.has(Flags::SAME);
-        let edition = Edition { number: header.rows, is_same };
-        (Params::decode(header), (!header.flags.has(Flags::ROWS)).then_some(edition))
-    }
-
     /// The header of a frame with so long a payload.
     pub fn header(&self, payload_bytes: usize) -> Header {
         let mut header = self.subject.header(Kind::Params, payload_bytes);
@@ -306,14 +290,6 @@ impl Params {
         header.landing = place_bits(self.reply_place);
         self.piece.encode(&mut header);
         self.form.encode(&mut header);
-        header
-    }
-
-    /// The same for an aggregator.
-    pub fn edition_header(&self, edition: Edition, payload_bytes: usize) -> Header {
-        let mut header = self.header(payload_bytes);
-        header.rows = edition.number;
-        set(&mut header, Flags::SAME, edition.is_same);
         header
     }
 }
@@ -654,15 +630,8 @@ mod tests {
         }
 
         #[test]
-        fn answers_survive_the_wire(params in params(), number in any::<u32>(), is_same in any::<bool>()) {
+        fn answers_survive_the_wire(params in params()) {
             prop_assert_eq!(Params::decode(&sent(params.header(0))), params);
-            let (edition, is_dense) = (Edition { number, is_same }, !params.form.is_rows());
-            if is_dense {
-                let header = sent(params.edition_header(edition, 0));
-                prop_assert_eq!(Params::decode_edition(&header), (params, Some(edition)));
-            } else {
-                prop_assert_eq!(Params::decode_edition(&sent(params.header(0))), (params, None));
-            }
         }
     }
 

@@ -19,6 +19,7 @@ impl Hello {
     pub fn connection(&self, caller: NodeId) -> ConnectionId {
         match self.from {
             Party::Through { rank, shard, .. } => ConnectionId::WorkerFor(rank, shard),
+            Party::Below { id, shard, .. } => ConnectionId::LowerFor(id, shard),
             _ => ConnectionId::Node(caller),
         }
     }
@@ -32,6 +33,7 @@ impl Hello {
             Party::Aggregator { id, .. } => id.map(NodeId::Aggregator),
             Party::Through { rank, .. } => Some(NodeId::Worker(rank)),
             Party::Reader { id } => id.map(NodeId::Worker),
+            Party::Below { id, .. } => Some(NodeId::Aggregator(id)),
         }
     }
 }
@@ -79,6 +81,19 @@ pub enum Party {
         /// Its number ([`WorkerId::reader`]).
         id: Option<WorkerId>,
     },
+    /// An aggregator to one above it: this connection is about one shard.
+    Below {
+        /// Its process.
+        process: ProcessId,
+        /// Its number.
+        id: AggregatorId,
+        /// Whom it wants to talk to.
+        shard: ShardId,
+        /// It was connected before.
+        again: bool,
+        /// Levels of aggregators that go through it. They grow without end where aggregators go through each other.
+        levels: u32,
+    },
 }
 
 /// The answer to a hello.
@@ -118,6 +133,7 @@ mod tests {
             (Party::Shard { process, server: Some(shard.server), core: 3, cores: 4 }, NodeId::Shard(shard)),
             (Party::Aggregator { process, id: Some(id) }, NodeId::Aggregator(id)),
             (Party::Through { rank, shard, again: false }, NodeId::Worker(rank)),
+            (Party::Below { process, id, shard, again: false, levels: 0 }, NodeId::Aggregator(id)),
             (Party::Reader { id: Some(WorkerId::reader(1)) }, NodeId::Worker(WorkerId::reader(1))),
         ];
         for (party, node) in known {

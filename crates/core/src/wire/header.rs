@@ -86,8 +86,6 @@ impl Flags {
     pub const NOW: Flags = Flags(8);
     /// The payload lies in shared memory: a [`super::Descriptor`] follows instead. For drivers: no role sees it.
     pub const ELSEWHERE: Flags = Flags(16);
-    /// In parameters to an aggregator, without payload: those of the table that it was sent last.
-    pub const SAME: Flags = Flags(32);
     /// In a push or in parameters: the payload is what the table's codec made ([`crate::codec`]), and names that codec.
     pub const ENCODED: Flags = Flags(64);
     /// In a dense push: the payload begins with the ranges of the chunk that have no gradient ([`crate::absence`]).

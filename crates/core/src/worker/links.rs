@@ -65,9 +65,11 @@ impl Links {
 
     /// Why codecs cannot follow this worker's links, if some are to.
     pub(super) fn refusal(&self, session: &Session, tables: &Tables) -> Option<String> {
-        let table = tables.iter().find(|table| table.pushes_need().is_some() && session.is_aggregated())?;
-        let codec = table.push_codec()?;
-        Some(format!("table `{}`: {}", table.name(), bandwidth::not_behind_aggregators(codec)))
+        let mut tables = tables.iter().filter(|_| session.is_aggregated());
+        tables.find_map(|table| {
+            let codec = table.watching_codec()?;
+            Some(format!("table `{}`: {}", table.name(), bandwidth::not_behind_aggregators(&codec)))
+        })
     }
 
     /// Streams are passed on to a worker. Thresholds are for those who train: readers do not count.

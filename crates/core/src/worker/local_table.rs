@@ -40,8 +40,8 @@ pub(super) struct LocalTable {
     answers: Answers,
     /// Where it is broadcast: its values as they were, from which pulls are answered.
     replica: Option<Replica>,
-    /// What the codec of its versions needs links to carry.
-    versions_need: Option<f64>,
+    /// What the codec of its versions needs links to carry, and the codec.
+    versions_need: Option<(f64, String)>,
     /// A link that pushes travel over carries less than their codec needs.
     lacks_room: bool,
     /// What a reader holds back of it.
@@ -174,7 +174,7 @@ impl LocalTable {
 
     /// Takes updates that this codec makes from now on. The codec of the answers that the replica gives.
     fn replicate(&mut self, updates: Codec) -> Codec {
-        self.versions_need = updates.needs_bandwidth();
+        self.versions_need = updates.needs_bandwidth().map(|need| (need, updates.to_string()));
         let is_sparse = self.layout.is_sparse();
         let of_rows = |codec: Codec| if is_sparse { codec.of_rows() } else { codec };
         let codec = (!updates.is_none()).then(|| Arc::new(of_rows(updates)));
@@ -212,12 +212,14 @@ impl LocalTable {
 
     /// The same for versions that are broadcast.
     pub(super) fn versions_need(&self) -> Option<f64> {
-        self.versions_need
+        self.versions_need.as_ref().map(|(need, _)| *need)
     }
 
-    /// The codec of pushes that holds, once there is a plan.
-    pub(super) fn push_codec(&self) -> Option<&Codec> {
-        self.codec.as_deref()
+    /// A codec, of pushes or of versions, for which it matters what links carry.
+    pub(super) fn watching_codec(&self) -> Option<String> {
+        let of_pushes = self.codec.as_ref().filter(|codec| codec.needs_bandwidth().is_some());
+        let of_versions = self.versions_need.as_ref().map(|(_, codec)| codec.clone());
+        of_pushes.map(|codec| codec.to_string()).or(of_versions)
     }
 
     /// Whether links over which it is pushed have less than that.

@@ -297,7 +297,8 @@ impl Session {
     /// Where streams are passed on, the coordinator has to know who can.
     pub(super) fn tell_where_reached(&mut self) {
         if let Some(addresses) = self.reached.clone() {
-            self.tell_coordinator(&Control::Reached { addresses });
+            let is_aggregated = self.is_aggregated();
+            self.tell_coordinator(&Control::Reached { addresses, is_aggregated });
         }
     }
 
@@ -312,6 +313,11 @@ impl Session {
         let rank = match hello.from {
             Party::Worker { rank: Some(rank) } if !rank.is_reader() => rank,
             Party::Reader { id: Some(id) } if id.is_reader() => id,
+            Party::Through { .. } | Party::Below { .. } => {
+                let reason =
+                    "this is a worker, and no aggregator; give the address that `paramill aggregate` prints";
+                return refuse(reason.into(), false);
+            }
             _ => {
                 return refuse(
                     "a worker takes connections from workers of its job only; use the job's URL".into(),

@@ -8,9 +8,9 @@ use super::tables::Tables;
 use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
-use crate::stream::{Chunks, Replica, Stream};
+use crate::stream::{ReplicaChunks, Stream};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
-use crate::wire::frame::{Form, Piece, Update};
+use crate::wire::frame::Update;
 use crate::wire::{Control, Kind, Position, Route, control};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,47 +52,6 @@ struct Patience {
     asked: BTreeSet<StreamId>,
     /// Workers that were not connected.
     down: BTreeSet<WorkerId>,
-}
-
-/// The chunks of a replica that are one stream's.
-struct ReplicaChunks<'a> {
-    id: TableId,
-    epoch: u32,
-    replica: &'a Replica,
-    stream: usize,
-}
-
-impl Chunks for ReplicaChunks<'_> {
-    fn epoch(&self) -> u32 {
-        self.epoch
-    }
-
-    fn count(&self) -> usize {
-        self.replica.chunk_count(self.stream)
-    }
-
-    fn version(&self, index: usize) -> Option<Clock> {
-        self.replica.chunk(self.stream, index).1
-    }
-
-    fn frame(&self, index: usize, round: Clock) -> Option<Frame> {
-        let (chunk, version, values) = self.replica.chunk(self.stream, index);
-        let is_last = index + 1 == self.count();
-        let update = Update {
-            epoch: self.epoch,
-            table: self.id,
-            round,
-            version: version?,
-            piece: Piece { chunk, sequence: index as u32, is_last },
-            form: Form::PLAIN,
-            digest: 0,
-        };
-        if self.replica.is_zero(self.stream, index) {
-            return Some(Frame { header: update.header(0), body: Body::Empty });
-        }
-        let bytes: &[u8] = bytemuck::cast_slice(values);
-        Some(Frame { header: update.header(bytes.len()), body: Body::Counted(bytes.into()) })
-    }
 }
 
 /// Sends to those that streams are passed on to, and counts the bytes.

@@ -147,13 +147,9 @@ impl Traffic {
             }
         }
         if self.tables.iter().any(LocalTable::is_broadcast) {
-            if session.is_aggregated() {
-                let why = "its tables are broadcast, and this worker goes through an aggregator, which passes no streams on; let \
-                           it go to the servers itself, or start the job with broadcast=none";
-                session.fail(WorkerError::Table(why.into()));
-                return false;
-            }
             match access {
+                // Its aggregator is near to all that are behind it, and passes streams on.
+                Access::Full if session.is_aggregated() => session.set_reached(None),
                 Access::Full => session.listen(),
                 Access::WriteOnly => session.set_reached(None),
                 // What it holds back could not be passed on as it is, and nobody asks where it is reached.

@@ -44,7 +44,7 @@ impl Layout {
         frame: &FrameView<'a>,
     ) -> Option<(u64, impl Iterator<Item = f32> + 'a)> {
         let header = frame.header;
-        let is_other = [Flags::ROWS, Flags::SAME, Flags::ENCODED].iter().any(|flag| header.flags.has(*flag));
+        let is_other = [Flags::ROWS, Flags::ENCODED].iter().any(|flag| header.flags.has(*flag));
         if header.kind != Kind::Params || is_other {
             return None;
         }

@@ -75,8 +75,10 @@ impl Memory {
             let arrays = |spec: &TableSpec| if spec.rows { ARRAYS_OF_ROWS } else { 1 };
             tables().map(|(table, spec)| arrays(spec) * count * array_bytes(held(shard, table))).sum()
         };
-        let copies: u64 = tables().map(|(_, spec)| array_bytes(spec.elements())).sum();
-        let aggregator = copies + cluster.shard_ids().map(sums).sum::<u64>();
+        let replicas = |shard: ShardId| -> u64 {
+            tables().map(|(table, _)| streams(scenario) * array_bytes(held(shard, table))).sum()
+        };
+        let aggregator = cluster.shard_ids().map(|shard| sums(shard) + replicas(shard)).sum();
         Ok(Memory { shards, worker, reader, aggregator })
     }
 }
@@ -88,7 +90,7 @@ fn array_bytes(elements: u64) -> u64 {
 
 /// One table's part on one shard: parameters, optimizer state, open rounds, gradients that wait for theirs.
 fn part_bytes(scenario: &Scenario, workers: u64, elements: u64) -> u64 {
-    let of_codecs = ARRAYS_OF_A_CODEC * codecs(scenario) * (workers + u64::from(scenario.aggregators));
+    let of_codecs = ARRAYS_OF_A_CODEC * codecs(scenario) * workers;
     let arrays = 1 + MAX_SLOTS + MAX_ROUNDS + of_codecs + streams(scenario);
     let contributions = MAX_ROUNDS * elements * 8;
     let staged = workers * MAX_ROUNDS * elements * STAGED_BYTES_PER_ELEMENT;

@@ -6,8 +6,7 @@ use super::policies::Policies;
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::rule::FrameView;
-use crate::scenario::{Scenario, ScenarioError};
-use paramill_core::policy::Axis;
+use crate::scenario::ScenarioError;
 use paramill_core::types::{Clock, NodeId, TableId};
 use paramill_core::wire::{Flags, Kind};
 use std::collections::BTreeMap;
@@ -28,8 +27,7 @@ pub struct Replicas {
     policies: Policies,
     /// By table, chunk and type of elements: a switch to halves gives the same version other bits.
     seen: BTreeMap<(TableId, u32, u8), BTreeMap<Clock, u64>>,
-    /// Whether an aggregator may hand on other bits: old ones while a switch gives a version a new meaning, or what a
-    /// codec left of them.
+    /// Whether an aggregator may hand on other bits: old ones while a switch gives a version a new meaning.
     may_differ: bool,
 }
 
@@ -40,14 +38,9 @@ impl Replicas {
             layout: Layout::new(cluster.scenario())?,
             policies: Policies::new(cluster.scenario(), cluster.shard_ids())?,
             seen: BTreeMap::new(),
-            may_differ: !cluster.scenario().switches.is_empty() || encodes_answers(cluster.scenario()),
+            may_differ: !cluster.scenario().switches.is_empty(),
         })
     }
-}
-
-fn encodes_answers(scenario: &Scenario) -> bool {
-    let exceptions = scenario.overrides.iter().filter_map(|rule| rule.policies.get(Axis::AnswerCodec));
-    exceptions.chain([scenario.policy.get(Axis::AnswerCodec)]).any(|codec| codec != "none")
 }
 
 impl Checker for Replicas {
@@ -82,7 +75,7 @@ impl Checker for Replicas {
             _ => return Ok(()),
         };
         // What a codec makes of a version may be different for everybody.
-        let is_other = [Flags::ROWS, Flags::SAME, Flags::ENCODED].iter().any(|flag| header.flags.has(*flag));
+        let is_other = [Flags::ROWS, Flags::ENCODED].iter().any(|flag| header.flags.has(*flag));
         let whole_chunk = header.kind == Kind::Params && !is_other;
         let on_round = || self.policies.model(shard, header.table).is_some_and(|model| model.on_round);
         if !whole_chunk || !on_round() {
@@ -123,6 +116,7 @@ mod tests {
     use crate::canary::Canary;
     use crate::checkers::Checkers;
     use crate::cluster::Play;
+    use crate::scenario::Scenario;
     use paramill_core::types::Time;
 
     #[test]

@@ -62,13 +62,12 @@ fn describe(header: &Header, payload: &[u8]) -> String {
     )
 }
 
-const FLAGS: [(Flags, &str); 8] = [
+const FLAGS: [(Flags, &str); 7] = [
     (Flags::LAST, "last"),
     (Flags::ROWS, "rows"),
     (Flags::WANT_PARAMS, "want-params"),
     (Flags::NOW, "now"),
     (Flags::ELSEWHERE, "elsewhere"),
-    (Flags::SAME, "same"),
     (Flags::ENCODED, "encoded"),
     (Flags::ABSENT, "absent"),
 ];

@@ -54,7 +54,7 @@ impl Hosts {
         let mut hosts = Hosts {
             servers: scenario.servers,
             workers: scenario.workers,
-            aggregators: scenario.aggregators,
+            aggregators: scenario.all_aggregators(),
             aggregator_cores: scenario.aggregator_cores,
             readers: scenario.readers,
             colocated: scenario.colocated,

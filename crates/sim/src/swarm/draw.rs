@@ -77,11 +77,19 @@ impl Drawn {
         // What follows is drawn apart, so that a world is the same but for that.
         let mut dice = Dice::new(Prng::fork(seed, 0x6167_6772));
         aggregators(&mut dice, &mut scenario, &mut partitions, &mut closures);
-        let restarts = restarts(&mut dice, &scenario, heal_at);
-        // What an aggregator held is lost with it: its workers are told to give up.
+        let mut restarts = restarts(&mut dice, &scenario, heal_at);
         aggregator_cores(&mut Dice::new(Prng::fork(seed, 0x636f_7265)), &mut scenario);
+        rack_aggregators(
+            &mut Dice::new(Prng::fork(seed, 0x7261_636b)),
+            &mut scenario,
+            heal_at,
+            &mut partitions,
+            &mut closures,
+            &mut restarts,
+        );
+        // What an aggregator held is lost with it: its workers are told to give up.
         let is_restarted = |id| {
-            let mut cores = scenario.cores_of(id);
+            let mut cores = scenario.rack_of(id).into_iter().chain([id]).flat_map(|id| scenario.cores_of(id));
             cores.any(|core| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(core)))
         };
         let joins = joins(&mut Dice::new(Prng::fork(seed, 0x6a6f_696e)), heal_at);
@@ -183,7 +191,13 @@ impl Drawn {
 
     /// The same job without faults and readers, and with nothing between workers and servers.
     pub fn calm(&self) -> Scenario {
-        Scenario { faults: Vec::new(), aggregators: 0, readers: 0, ..self.scenario.clone() }
+        Scenario {
+            faults: Vec::new(),
+            aggregators: 0,
+            rack_aggregators: 0,
+            readers: 0,
+            ..self.scenario.clone()
+        }
     }
 }
 
@@ -199,10 +213,11 @@ impl fmt::Display for Drawn {
         let Scenario { workers, servers, cores, iterations, policy, .. } = &self.scenario;
         write!(f, "{workers} workers, {servers} servers of {cores} cores, ")?;
         if self.scenario.aggregators > 0 {
-            let Scenario { aggregators, aggregator_cores, hold_ms, .. } = &self.scenario;
+            let Scenario { aggregators, aggregator_cores, rack_aggregators, hold_ms, .. } = &self.scenario;
             write!(
                 f,
-                "{aggregators} aggregators of {aggregator_cores} cores that hold for {hold_ms:.2} ms, "
+                "{aggregators} aggregators under {rack_aggregators} of racks, of {aggregator_cores} cores, that hold for \
+                 {hold_ms:.2} ms, "
             )?;
         }
         if self.scenario.readers > 0 {
@@ -398,7 +413,7 @@ fn broadcast(
     registry: &Registry,
     scenario: &mut Scenario,
 ) -> Result<(), String> {
-    if !dice.chance(0.5) || scenario.aggregators > 0 {
+    if !dice.chance(0.5) {
         return Ok(());
     }
     let text = components.text(dice, Axis::Broadcast, wanted)?;
@@ -435,12 +450,15 @@ fn restarts(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId,
     let mut restarts = Vec::new();
     for id in 0..scenario.aggregators {
         if dice.chance(0.15) {
-            let at = Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64()));
-            let after = Duration::from_secs_f64(dice.magnitude(1e-3, 2.0));
-            restarts.push((NodeId::Aggregator(AggregatorId(id)), at, after));
+            restarts.push(restart(dice, NodeId::Aggregator(AggregatorId(id)), heal_at));
         }
     }
     restarts
+}
+
+fn restart(dice: &mut Dice, node: NodeId, heal_at: Time) -> (NodeId, Time, Duration) {
+    let at = Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64()));
+    (node, at, Duration::from_secs_f64(dice.magnitude(1e-3, 2.0)))
 }
 
 /// When further workers are started, as a job that runs takes them in.
@@ -557,6 +575,35 @@ fn aggregators(
 fn aggregator_cores(dice: &mut Dice, scenario: &mut Scenario) {
     if scenario.aggregators > 0 && dice.chance(0.3) {
         scenario.aggregator_cores = dice.whole(2, 3) as u32;
+    }
+}
+
+/// Sometimes aggregators stand above those of hosts. They are cut off and started anew like others.
+fn rack_aggregators(
+    dice: &mut Dice,
+    scenario: &mut Scenario,
+    heal_at: Time,
+    partitions: &mut [(Vec<NodeId>, Time, Time)],
+    closures: &mut [(NodeId, Time, Time)],
+    restarts: &mut Vec<(NodeId, Time, Duration)>,
+) {
+    if scenario.aggregators == 0 || !dice.chance(0.3) {
+        return;
+    }
+    scenario.rack_aggregators = dice.whole(1, u64::from(scenario.aggregators.min(2))) as u32;
+    let racks = (scenario.aggregators..scenario.all_aggregators()).map(AggregatorId);
+    let cores: Vec<NodeId> = racks.flat_map(|id| scenario.cores_of(id)).map(NodeId::Aggregator).collect();
+    for (island, ..) in partitions {
+        island.extend(cores.iter().filter(|_| dice.chance(0.4)));
+    }
+    for (node, ..) in closures {
+        if dice.chance(0.3) {
+            *node = cores[dice.below(cores.len())];
+        }
+    }
+    if dice.chance(0.1) {
+        let node = cores[dice.below(cores.len())];
+        restarts.push(restart(dice, node, heal_at));
     }
 }
 

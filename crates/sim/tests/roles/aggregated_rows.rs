@@ -255,3 +255,35 @@ fn sums_of_rows_travel_encoded() {
         }
     }
 }
+
+/// A push of rows that are all elsewhere has no sum on a shard, which could be refused there: the list of workers is.
+#[test]
+fn a_push_too_far_ahead_is_refused_where_it_has_no_rows_too() {
+    let mut bench = started(arrival("bsp", "sgd:lr=1"), &[0, 0, 0]);
+    let try_clock = |bench: &mut Bench, workers: &[usize]| {
+        let now = bench.now();
+        let push = |worker: &usize| {
+            let nothing = Gradient::Rows { rows: &[], values: &[] };
+            bench.worker_mut(*worker).push(now, W, nothing, false).expect("it fits")
+        };
+        let tickets: Vec<Ticket> = workers.iter().map(push).collect();
+        bench.run();
+        let outcomes = workers.iter().zip(tickets).map(|(&worker, ticket)| bench.outcome(worker, ticket));
+        outcomes.collect::<Vec<_>>()
+    };
+    let ahead = [0, 1, 2];
+    for _ in 0..5 {
+        assert_eq!(try_clock(&mut bench, &ahead), [Some(Ok(())), Some(Ok(())), Some(Ok(()))]);
+        ahead.into_iter().for_each(|worker| bench.worker_mut(worker).clock());
+    }
+    for outcome in try_clock(&mut bench, &ahead) {
+        let error = outcome.expect("it is refused").unwrap_err();
+        assert!(error.to_string().contains("at most 4 rounds ahead are kept"), "{error}");
+    }
+    assert_eq!(try_clock(&mut bench, &[3]), [Some(Ok(()))]);
+    assert_eq!(try_clock(&mut bench, &ahead), [Some(Ok(())), Some(Ok(())), Some(Ok(()))]);
+    for shard in bench.shards() {
+        let stats = shard.report(bench.now()).expect("it has a plan").tables[0].stats.clone();
+        assert_eq!((stats.pushes, stats.duplicates, stats.refused), (3 * 6 + 1, 0, 0));
+    }
+}

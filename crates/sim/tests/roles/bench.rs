@@ -66,9 +66,18 @@ impl Bench {
 
     /// One of the cores of an aggregator comes.
     pub(crate) fn add_aggregator_core(&mut self, core: u32, cores: u32) {
+        self.add_aggregator(core, cores, None);
+    }
+
+    /// An aggregator comes that goes to the servers through others.
+    pub(crate) fn add_lower(&mut self, above: &str) {
+        self.add_aggregator(0, 1, Some(above));
+    }
+
+    fn add_aggregator(&mut self, core: u32, cores: u32, above: Option<&str>) {
         let index = self.aggregators;
         self.aggregators += 1;
-        let actor = aggregator_core(Time::ZERO, 200 + index as u64, index, core, cores);
+        let actor = aggregator_core(Time::ZERO, 200 + index as u64, index, core, cores, above);
         self.add_node(self.aggregator_node(index), &format!("aggregator:{index}"), actor);
     }
 

@@ -3,6 +3,7 @@
 mod absence;
 mod aggregated_codecs;
 mod aggregated_rows;
+mod aggregated_streams;
 mod aggregation;
 mod ahead;
 mod bench;
@@ -23,6 +24,7 @@ mod psp;
 mod reader_rights;
 mod readers;
 mod slabs;
+mod stacked;
 mod tally;
 
 use bench::Bench;

@@ -67,11 +67,18 @@ pub(crate) fn shard(now: Time, process: u64, index: u32, cores: u32) -> Actor {
 }
 
 pub(crate) fn aggregator(now: Time, process: u64, index: usize) -> Actor {
-    aggregator_core(now, process, index, 0, 1)
+    aggregator_core(now, process, index, 0, 1, None)
 }
 
-/// One core of an aggregator.
-pub(crate) fn aggregator_core(now: Time, process: u64, index: usize, core: u32, cores: u32) -> Actor {
+/// One core of an aggregator, with the addresses of the one above it.
+pub(crate) fn aggregator_core(
+    now: Time,
+    process: u64,
+    index: usize,
+    core: u32,
+    cores: u32,
+    above: Option<&str>,
+) -> Actor {
     let config = AggregatorConfig {
         job: JOB.into(),
         process: ProcessId(process),
@@ -80,6 +87,7 @@ pub(crate) fn aggregator_core(now: Time, process: u64, index: usize, core: u32, 
         cores,
         addresses: format!("aggregator:{index}").into(),
         coordinator: ADDRESS.into(),
+        above: above.map(CoreAddresses::from),
         hold: Duration::from_millis(5),
     };
     Actor::Aggregator(Box::new(Aggregator::new(now, config, Arc::new(Registry::builtin()))))

@@ -68,7 +68,12 @@ fn a_reader_changes_no_tree() {
         let places: Vec<usize> = (0..3).map(|_| add_reader(&mut bench)).collect();
         let (now, addresses) = (bench.now(), Addresses::from("reader:0"));
         let coordinator = bench.coordinator_mut();
-        tell(coordinator, now, reader(0), &Control::Reached { addresses: Some(addresses) });
+        tell(
+            coordinator,
+            now,
+            reader(0),
+            &Control::Reached { addresses: Some(addresses), is_aggregated: false },
+        );
         for relay in [WorkerId(0), WorkerId(1)] {
             tell(coordinator, now, reader(0), &Control::Unreachable { relay });
         }

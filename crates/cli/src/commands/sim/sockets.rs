@@ -132,9 +132,10 @@ fn start_servers(scenario: &Scenario, registry: &Arc<Registry>) -> Result<Vec<Se
 }
 
 fn start_aggregators(scenario: &Scenario, url: &JobUrl, registry: &Arc<Registry>) -> Result<Vec<Aggregator>> {
-    let start = |number: u32| -> Result<Aggregator> {
+    let start = |number: u32, above: Option<String>| -> Result<Aggregator> {
         let config = AggregatorConfig {
             id: Some(AggregatorId(number)),
+            above,
             cores: scenario.aggregator_cores,
             hold: Duration::from_secs_f64(scenario.hold_ms * 1e-3),
             faults: scenario.fault_plan()?,
@@ -143,7 +144,12 @@ fn start_aggregators(scenario: &Scenario, url: &JobUrl, registry: &Arc<Registry>
         };
         Ok(aggregator::start(config, registry)?)
     };
-    (0..scenario.aggregators).map(start).collect()
+    let racks = (scenario.aggregators..scenario.all_aggregators()).map(|number| start(number, None));
+    let racks = racks.collect::<Result<Vec<_>>>()?;
+    let address_of = |AggregatorId(rack)| racks[(rack - scenario.aggregators) as usize].address().to_owned();
+    let start_below = |number| start(number, scenario.rack_of(AggregatorId(number)).map(address_of));
+    let hosts = (0..scenario.aggregators).map(start_below).collect::<Result<Vec<_>>>()?;
+    Ok(hosts.into_iter().chain(racks).collect())
 }
 
 /// Changes the consistency model when the scenario says so, as `paramill set` would.

@@ -12,7 +12,7 @@ pub(super) struct Direct;
 impl Strategy for Direct {
     fn answer(&mut self, pull: &PendingPull, to: NodeId, sender: &mut Sender<'_>) -> bool {
         match &pull.rows {
-            None => sender.send_chunks_from(0, to, &pull.into(), None),
+            None => sender.send_chunks_from(0, to, &pull.into()),
             Some(rows) => sender.send_rows(rows, to, &pull.into()),
         }
         true

@@ -39,7 +39,7 @@ impl Strategy for Early {
         let Some(answers) = self.by_table.get_mut(chunk.table) else { return };
         for answer in answers {
             if answer.reply.clock == chunk.version && answer.sent == chunk.index {
-                sender.send_chunk(chunk.index, NodeId::Worker(answer.worker), &answer.reply, None);
+                sender.send_chunk(chunk.index, NodeId::Worker(answer.worker), &answer.reply);
                 answer.sent += 1;
             }
         }
@@ -52,7 +52,7 @@ impl Strategy for Early {
             |answer: &EarlyAnswer| answer.worker == pull.worker && answer.reply.request == pull.request;
         let Some(place) = answers.iter().position(is_answered) else { return false };
         let answer = answers.swap_remove(place);
-        sender.send_chunks_from(answer.sent, to, &answer.reply, None);
+        sender.send_chunks_from(answer.sent, to, &answer.reply);
         true
     }
 

@@ -5,13 +5,14 @@ use crate::limits;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::server::table_shard::{ChunkAnswer, TableShard};
 use crate::store::Place;
-use crate::types::{Clock, NodeId, TableId};
+use crate::types::{Clock, NodeId, TableId, WorkerId};
 use crate::wire::DType;
-use crate::wire::frame::{Edition, Form, Params, Piece, Subject};
+use crate::wire::frame::{Form, Params, Piece, Subject};
 
 /// Fields of a pull that its answer repeats.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reply {
+    pub(super) worker: WorkerId,
     pub(super) request: u64,
     pub(super) clock: Clock,
     /// Place in the worker's shared memory for the table's first element.
@@ -20,7 +21,7 @@ pub(super) struct Reply {
 
 impl From<&PendingPull> for Reply {
     fn from(pull: &PendingPull) -> Reply {
-        Reply { request: pull.request, clock: pull.clock, place: pull.reply_place }
+        Reply { worker: pull.worker, request: pull.request, clock: pull.clock, place: pull.reply_place }
     }
 }
 
@@ -61,10 +62,10 @@ pub(super) struct Sender<'a> {
 
 impl Sender<'_> {
     /// Sends a chunk, by its place on this shard. Its values are read from the store when they leave, unless a codec
-    /// encodes them for this receiver.
-    pub(super) fn send_chunk(&mut self, index: usize, to: NodeId, reply: &Reply, edition: Option<Edition>) {
+    /// encodes them for this worker.
+    pub(super) fn send_chunk(&mut self, index: usize, to: NodeId, reply: &Reply) {
         let chunk = self.table.chunk(index);
-        let answer = self.table.answer_chunk(index, to);
+        let answer = self.table.answer_chunk(index, reply.worker);
         let is_last = index + 1 == self.table.chunk_count();
         let piece = Piece { chunk: chunk.number, sequence: index as u32, is_last };
         let mut params = self.params(reply, piece);
@@ -92,20 +93,12 @@ impl Sender<'_> {
                 (Body::Bytes(payload.bytes), bytes)
             }
         };
-        let header =
-            edition.map_or_else(|| params.header(bytes), |edition| params.edition_header(edition, bytes));
-        self.send(to, Frame { header, body });
+        self.send(to, Frame { header: params.header(bytes), body });
     }
 
     /// Sends the chunks from this place on.
-    pub(super) fn send_chunks_from(
-        &mut self,
-        first: usize,
-        to: NodeId,
-        reply: &Reply,
-        edition: Option<Edition>,
-    ) {
-        (first..self.table.chunk_count()).for_each(|index| self.send_chunk(index, to, reply, edition));
+    pub(super) fn send_chunks_from(&mut self, first: usize, to: NodeId, reply: &Reply) {
+        (first..self.table.chunk_count()).for_each(|index| self.send_chunk(index, to, reply));
     }
 
     /// Sends single rows, which are gathered now.
@@ -123,13 +116,6 @@ impl Sender<'_> {
             let header = params.header(payload.bytes.len());
             self.send(to, Frame { header, body: Body::Bytes(payload.bytes) });
         }
-    }
-
-    /// Says that the answer is one that was sent before.
-    pub(super) fn send_same(&mut self, to: NodeId, reply: &Reply, number: u32) {
-        let params = self.params(reply, Piece { chunk: 0, sequence: 0, is_last: true });
-        let header = params.edition_header(Edition { number, is_same: true }, 0);
-        self.send(to, Frame { header, body: Body::Empty });
     }
 
     fn params(&self, reply: &Reply, piece: Piece) -> Params {

@@ -4,7 +4,7 @@ use super::chunk_codec::{ChunkCodec, context_of};
 use crate::codec::{Codec, Context};
 use crate::store::Buffer;
 use crate::table::{Layout, TableSpec};
-use crate::types::{Clock, NodeId};
+use crate::types::{Clock, WorkerId};
 use crate::wire::DType;
 use std::collections::BTreeMap;
 
@@ -46,8 +46,8 @@ pub(super) struct ChunkToSend<'a> {
 #[derive(Debug)]
 struct AnswerCodec {
     codec: ChunkCodec,
-    /// When answers are differences: what each worker or aggregator holds, which is also what was not sent to it yet.
-    mirrors: Option<BTreeMap<NodeId, Mirror>>,
+    /// When answers are differences: what each worker holds, which is also what was not sent to it yet.
+    mirrors: Option<BTreeMap<WorkerId, Mirror>>,
 }
 
 /// A receiver's copy of the table's chunks on this shard, for answers that are differences.
@@ -84,8 +84,8 @@ impl AnswerEncoders {
         self.codec.is_some()
     }
 
-    /// A worker or an aggregator may not have what was sent to it.
-    pub(super) fn forget(&mut self, receiver: NodeId) {
+    /// A worker may not have what was sent to it.
+    pub(super) fn forget(&mut self, receiver: WorkerId) {
         if let Some(mirrors) = self.codec.as_mut().and_then(|codec| codec.mirrors.as_mut()) {
             mirrors.remove(&receiver);
         }
@@ -96,7 +96,7 @@ impl AnswerEncoders {
         &mut self,
         layout: &Layout,
         chunk: ChunkToSend<'_>,
-        receiver: NodeId,
+        receiver: WorkerId,
     ) -> Option<AnswerPayload> {
         Some(self.codec.as_mut()?.encode_chunk(layout, chunk, receiver))
     }
@@ -131,7 +131,7 @@ impl AnswerCodec {
         &mut self,
         layout: &Layout,
         ChunkToSend { index, version, values }: ChunkToSend<'_>,
-        receiver: NodeId,
+        receiver: WorkerId,
     ) -> AnswerPayload {
         let (chunk, context) = (layout.chunks()[index], context_of(layout, version));
         let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };

@@ -107,6 +107,22 @@ impl Sink for GradientSink<'_> {
     }
 }
 
+/// The destination of sums of a clock.
+pub(super) fn admit_sum(controller: &Controller, layout: &Layout, clock: Clock) -> Result<Admit, Fault> {
+    let admit = controller.admit_sum(clock);
+    if admit != Admit::TooFarAhead {
+        return Ok(admit);
+    }
+    let message = format!(
+        "clock {clock} of table `{}` was pushed, which is at version {}; at most {} rounds ahead are kept: wait for a pull before \
+         pushing on",
+        layout.name(),
+        controller.state().v_train(),
+        limits::MAX_ROUNDS_AHEAD
+    );
+    Err(Fault { cause: Cause::TooFarAhead, message })
+}
+
 #[cold]
 fn not_a_member(worker: WorkerId) -> Fault {
     let message = format!("{worker} is no member of this job any more (declared dead, or left)");
@@ -198,19 +214,7 @@ impl GradientSink<'_> {
             return Err(self.layout.shape_fault(format!("a sum of {} gradients", sum.gradients)));
         }
         self.check_initialised()?;
-        let admit = self.controller.admit_sum(sum.clock);
-        if admit != Admit::TooFarAhead {
-            return Ok(admit);
-        }
-        let message = format!(
-            "clock {} of table `{}` was pushed, which is at version {}; at most {} rounds ahead are kept: wait for a \
-             pull before pushing on",
-            sum.clock,
-            self.layout.name(),
-            self.controller.state().v_train(),
-            limits::MAX_ROUNDS_AHEAD
-        );
-        Err(Fault { cause: Cause::TooFarAhead, message })
+        admit_sum(self.controller, self.layout, sum.clock)
     }
 
     /// Adds the sum of some workers' gradients of one chunk.

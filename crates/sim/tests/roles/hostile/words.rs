@@ -361,7 +361,8 @@ fn streams() -> impl Strategy<Value = Control> {
             table: TableId(table),
             version
         }),
-        addresses().prop_map(|addresses| Control::Reached { addresses }),
+        (addresses(), any::<bool>())
+            .prop_map(|(addresses, is_aggregated)| Control::Reached { addresses, is_aggregated }),
         vec(route, 0..4).prop_map(Control::Routes),
         small().prop_map(|relay| Control::Unreachable { relay: WorkerId(relay) }),
     ]
