@@ -196,9 +196,7 @@ impl Coordinator {
                 self.send(NodeId::Worker(worker), &Control::Left);
                 self.part_with(now, worker, MemberState::Left);
             }
-            Control::Reached { addresses, is_aggregated } => {
-                self.register_worker(worker, addresses, is_aggregated);
-            }
+            Control::Reached { addresses, is_aggregated } => self.reach(worker, addresses, is_aggregated),
             Control::Unreachable { relay } => self.note_out_of_reach(worker, relay),
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
@@ -217,9 +215,7 @@ impl Coordinator {
                 self.send(NodeId::Worker(reader), &Control::Left);
                 self.lose_reader(reader);
             }
-            Control::Reached { addresses, is_aggregated } => {
-                self.register_worker(reader, addresses, is_aggregated);
-            }
+            Control::Reached { addresses, .. } => self.reach(reader, addresses, false),
             Control::Unreachable { relay } => self.note_out_of_reach(reader, relay),
             Control::StatusQuery => self.query_status(now, NodeId::Worker(reader)),
             other => self.log(format!("ignored a `{}` message from {reader}", other.name())),
@@ -265,7 +261,7 @@ impl Coordinator {
     }
 
     /// A worker says where others reach it.
-    fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>, is_aggregated: bool) {
+    fn reach(&mut self, worker: WorkerId, addresses: Option<Addresses>, is_aggregated: bool) {
         let Some(incarnation) = self.incarnation(worker) else { return };
         let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
             Ok(()) => addresses,

@@ -22,7 +22,7 @@ use crate::registry::Registry;
 use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::types::{
-    AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
+    AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
 };
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
@@ -521,7 +521,13 @@ impl Shard {
                 self.links.note_behind(now, worker, lacking, &mut self.tables);
                 Ok(())
             }
-            other => self.handle_judgement(now, worker, other),
+            Control::Verdict { table, number, holds } => {
+                self.handle_verdict(now, worker, table, number, holds)
+            }
+            other => {
+                let message = format!("a server does not take a `{}` message from a worker", other.name());
+                Err(Fault { cause: Cause::Protocol, message })
+            }
         });
         if let Err(fault) = handled {
             self.delivery.refuse(worker, TableId(0), 0, &fault);
@@ -536,8 +542,8 @@ impl Shard {
             Control::Subscribe { .. } | Control::Unsubscribe { .. } | Control::Seen { .. } => {
                 self.handle_follower(now, from, message)
             }
-            other if self.delivery.is_through(WorkerId::FIRST, id) => {
-                self.handle_judgement(now, WorkerId::FIRST, other)
+            Control::Verdict { table, number, holds } if self.delivery.is_through(WorkerId::FIRST, id) => {
+                self.handle_verdict(now, WorkerId::FIRST, table, number, holds)
             }
             // Worker 0 has come to be reached otherwise.
             _ => Ok(()),
@@ -547,24 +553,11 @@ impl Shard {
         }
     }
 
-    /// What worker 0 says of a pull that it was asked about.
-    fn handle_judgement(&mut self, now: Time, worker: WorkerId, message: Control) -> Result<(), Fault> {
-        match message {
-            Control::Verdict { table, number, holds } => {
-                self.handle_verdict(now, worker, table, number, holds)
-            }
-            other => {
-                let message = format!("a server does not take a `{}` message from a worker", other.name());
-                Err(Fault { cause: Cause::Protocol, message })
-            }
-        }
-    }
-
     /// What a worker or an aggregator says of the streams that it follows, or is to follow.
     fn handle_follower(&mut self, now: Time, from: NodeId, message: Control) -> Result<(), Fault> {
         match message {
             Control::Subscribe { shard, positions, is_question } => {
-                self.handle_subscribe(now, from, shard, &positions, is_question)
+                self.handle_subscribe(now, from, shard, &positions, is_question)?;
             }
             Control::Unsubscribe { tables, .. } => {
                 tables.into_iter().for_each(|table| self.delivery.unsubscribe(from, table));
@@ -573,11 +566,17 @@ impl Shard {
                 {
                     self.links.leave(now, worker, &mut self.tables);
                 }
-                Ok(())
             }
-            Control::Seen { table, version, .. } => self.handle_seen(now, from, table, version),
-            _ => Ok(()),
+            Control::Seen { table, version, .. } => {
+                let place = self.broadcast_table(from, table)?;
+                let reading = self.delivery.note_seen(now, from, table, version, self.tables.get(place));
+                if let (Some(reading), NodeId::Worker(worker)) = (reading, from) {
+                    self.links.note(now, worker, reading, &mut self.tables);
+                }
+            }
+            _ => {}
         }
+        Ok(())
     }
 
     /// Another threshold of a codec holds.
@@ -616,21 +615,9 @@ impl Shard {
             self.delivery.subscribe(now, from, *position, is_question, self.tables.get(table));
         }
         // The job's thresholds are for those who train.
-        if let NodeId::Worker(worker) = from
-            && !is_question
-            && !worker.is_reader()
-        {
-            self.links.add(now, worker);
-        }
-        Ok(())
-    }
-
-    /// Somebody has a version of a table.
-    fn handle_seen(&mut self, now: Time, from: NodeId, table: TableId, version: Clock) -> Result<(), Fault> {
-        let place = self.broadcast_table(from, table)?;
-        let reading = self.delivery.note_seen(now, from, table, version, self.tables.get(place));
-        if let (Some(reading), NodeId::Worker(worker)) = (reading, from) {
-            self.links.note(now, worker, reading, &mut self.tables);
+        match from {
+            NodeId::Worker(worker) if !is_question && !worker.is_reader() => self.links.add(now, worker),
+            _ => {}
         }
         Ok(())
     }
@@ -697,8 +684,6 @@ impl Shard {
             return refuse("this server has no plan yet", true);
         }
         self.aggregators.accept(id, process, hello.incarnation)?;
-        // A connection that this one takes the place of may have followed streams.
-        self.delivery.lose_follower(NodeId::Aggregator(id));
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
 
