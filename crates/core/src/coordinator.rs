@@ -201,9 +201,7 @@ impl Coordinator {
                 self.send(NodeId::Worker(worker), &Control::Left);
                 self.part_with(now, worker, MemberState::Left);
             }
-            Control::Reached { addresses, is_aggregated } => {
-                self.register_worker(worker, addresses, is_aggregated);
-            }
+            Control::Reached { addresses, is_aggregated } => self.reach(worker, addresses, is_aggregated),
             Control::Unreachable { relay } => self.note_out_of_reach(worker, relay),
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
@@ -266,7 +264,7 @@ impl Coordinator {
     }
 
     /// A worker says where others reach it.
-    fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>, is_aggregated: bool) {
+    fn reach(&mut self, worker: WorkerId, addresses: Option<Addresses>, is_aggregated: bool) {
         let Some(incarnation) = self.workers.incarnation(worker) else { return };
         let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
             Ok(()) => addresses,

@@ -9,6 +9,7 @@ pub(crate) mod aggregators;
 mod delivery;
 mod links;
 mod members;
+mod readers;
 mod table_shard;
 mod tables;
 mod timers;
@@ -22,7 +23,7 @@ use crate::registry::Registry;
 use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::types::{
-    AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
+    AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
 };
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
@@ -35,6 +36,7 @@ use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use links::Links;
 use members::Members;
+use readers::Readers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tables::Tables;
@@ -68,8 +70,7 @@ pub struct Shard {
     coordinator: Link,
     plan: Option<Plan>,
     members: Members,
-    /// Readers that are connected, each with its incarnation: which process has its number.
-    readers: BTreeMap<WorkerId, u64>,
+    readers: Readers,
     tables: Tables,
     aggregators: Aggregators,
     /// Whether worker 0, which evaluates conditions, can be asked.
@@ -92,7 +93,7 @@ impl Shard {
             registry,
             plan: None,
             members: Members::default(),
-            readers: BTreeMap::new(),
+            readers: Readers::default(),
             tables: Tables::default(),
             aggregators: Aggregators::default(),
             has_judge: false,
@@ -526,7 +527,13 @@ impl Shard {
                 self.links.note_behind(now, worker, lacking, &mut self.tables);
                 Ok(())
             }
-            other => self.handle_judgement(now, worker, other),
+            Control::Verdict { table, number, holds } => {
+                self.handle_verdict(now, worker, table, number, holds)
+            }
+            other => {
+                let message = format!("a server does not take a `{}` message from a worker", other.name());
+                Err(Fault { cause: Cause::Protocol, message })
+            }
         });
         if let Err(fault) = handled {
             self.delivery.refuse(worker, TableId(0), 0, &fault);
@@ -541,8 +548,8 @@ impl Shard {
             Control::Subscribe { .. } | Control::Unsubscribe { .. } | Control::Seen { .. } => {
                 self.handle_follower(now, from, message)
             }
-            other if self.delivery.is_through(WorkerId::FIRST, id) => {
-                self.handle_judgement(now, WorkerId::FIRST, other)
+            Control::Verdict { table, number, holds } if self.delivery.is_through(WorkerId::FIRST, id) => {
+                self.handle_verdict(now, WorkerId::FIRST, table, number, holds)
             }
             // Worker 0 has come to be reached otherwise.
             _ => Ok(()),
@@ -552,24 +559,11 @@ impl Shard {
         }
     }
 
-    /// What worker 0 says of a pull that it was asked about.
-    fn handle_judgement(&mut self, now: Time, worker: WorkerId, message: Control) -> Result<(), Fault> {
-        match message {
-            Control::Verdict { table, number, holds } => {
-                self.handle_verdict(now, worker, table, number, holds)
-            }
-            other => {
-                let message = format!("a server does not take a `{}` message from a worker", other.name());
-                Err(Fault { cause: Cause::Protocol, message })
-            }
-        }
-    }
-
     /// What a worker or an aggregator says of the streams that it follows, or is to follow.
     fn handle_follower(&mut self, now: Time, from: NodeId, message: Control) -> Result<(), Fault> {
         match message {
             Control::Subscribe { shard, positions, is_question } => {
-                self.handle_subscribe(now, from, shard, &positions, is_question)
+                self.handle_subscribe(now, from, shard, &positions, is_question)?;
             }
             Control::Unsubscribe { tables, .. } => {
                 tables.into_iter().for_each(|table| self.delivery.unsubscribe(from, table));
@@ -578,11 +572,17 @@ impl Shard {
                 {
                     self.links.leave(now, worker, &mut self.tables);
                 }
-                Ok(())
             }
-            Control::Seen { table, version, .. } => self.handle_seen(now, from, table, version),
-            _ => Ok(()),
+            Control::Seen { table, version, .. } => {
+                let place = self.broadcast_table(from, table)?;
+                let reading = self.delivery.note_seen(now, from, table, version, self.tables.get(place));
+                if let (Some(reading), NodeId::Worker(worker)) = (reading, from) {
+                    self.links.note(now, worker, reading, &mut self.tables);
+                }
+            }
+            _ => {}
         }
+        Ok(())
     }
 
     /// Another threshold of a codec holds.
@@ -603,7 +603,7 @@ impl Shard {
     ) -> Result<(), Fault> {
         if let NodeId::Worker(worker) = from
             && !self.members.has(worker)
-            && !self.readers.contains_key(&worker)
+            && !self.readers.has(worker)
         {
             return Err(not_a_member(worker));
         }
@@ -622,21 +622,9 @@ impl Shard {
             self.delivery.subscribe(now, from, *position, is_question, self.tables.get(table));
         }
         // The job's thresholds are for those who train.
-        if let NodeId::Worker(worker) = from
-            && !is_question
-            && !worker.is_reader()
-        {
-            self.links.add(now, worker);
-        }
-        Ok(())
-    }
-
-    /// Somebody has a version of a table.
-    fn handle_seen(&mut self, now: Time, from: NodeId, table: TableId, version: Clock) -> Result<(), Fault> {
-        let place = self.broadcast_table(from, table)?;
-        let reading = self.delivery.note_seen(now, from, table, version, self.tables.get(place));
-        if let (Some(reading), NodeId::Worker(worker)) = (reading, from) {
-            self.links.note(now, worker, reading, &mut self.tables);
+        match from {
+            NodeId::Worker(worker) if !is_question && !worker.is_reader() => self.links.add(now, worker),
+            _ => {}
         }
         Ok(())
     }
@@ -703,37 +691,21 @@ impl Shard {
             return refuse("this server has no plan yet", true);
         }
         self.aggregators.accept(id, process, hello.incarnation)?;
-        // A connection that this one takes the place of may have followed streams.
-        self.delivery.lose_follower(NodeId::Aggregator(id));
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
 
-    /// A reader has its number and its incarnation from the coordinator, and can do nothing here but follow streams.
     fn accept_reader(&mut self, hello: &Hello, id: WorkerId) -> Result<Welcome, Refusal> {
-        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
-        if !id.is_reader() || hello.incarnation == 0 {
-            return refuse("a reader gets its number from the coordinator first".into(), false);
-        }
         if self.plan.is_none() {
-            return refuse("this server has no plan yet".into(), true);
+            return Err(Refusal { reason: "this server has no plan yet".into(), retry: true });
         }
-        if self.readers.get(&id).is_some_and(|incarnation| *incarnation != hello.incarnation) {
-            return refuse(format!("another process is {id} here"), true);
-        }
-        if self.readers.len() >= limits::MAX_READERS && !self.readers.contains_key(&id) {
-            return refuse(
-                format!("this server has {} readers, and takes no more", limits::MAX_READERS),
-                true,
-            );
-        }
-        self.readers.insert(id, hello.incarnation);
+        self.readers.accept(id, hello.incarnation)?;
         // A connection that this one takes the place of may have followed streams.
         self.delivery.lose_follower(NodeId::Worker(id));
         Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation })
     }
 
     fn lose_reader(&mut self, now: Time, id: WorkerId) {
-        self.readers.remove(&id);
+        self.readers.lose(id);
         self.delivery.lose_follower(NodeId::Worker(id));
         self.links.lose(now, id, &mut self.tables);
     }
