@@ -94,7 +94,7 @@ fn plan(job: &[&str], epochs: &str) -> String {
 fn train(job: &[&str], epochs: &str, is_stacked: bool) -> Vec<Value> {
     let (plan, (mut server, url)) = (plan(job, epochs), Process::serve(job));
     let mut aggregators = Vec::new();
-    let mut addresses = vec![None, None];
+    let mut addresses = [None, None];
     if is_stacked {
         let (rack, above) = Process::aggregate(&url, "0", &["--cores", "2"]);
         aggregators.push(rack);
