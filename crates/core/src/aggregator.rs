@@ -31,7 +31,8 @@ use crate::status::AggregatorReport;
 use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
+    ServedShard, Standing, Welcome,
 };
 use members::Caller;
 use memory::Memory;
@@ -258,7 +259,14 @@ impl Aggregator {
 
     fn tell_entered(&mut self) {
         if let Some(plan) = &self.plan {
-            let entered = Control::Entered { epoch: plan.epoch, joining: Vec::new(), lacks_values: None };
+            let joining = plan.live_members().filter(|member| member.standing == Standing::Joining);
+            let first = |member: &Member| {
+                let clocks = self.proxies.iter().map(|proxy| proxy.first_clock(member.worker));
+                let clock = clocks.max().unwrap_or(0);
+                FirstClock { worker: member.worker, incarnation: member.incarnation, clock }
+            };
+            let joining = joining.map(first).collect();
+            let entered = Control::Entered { epoch: plan.epoch, joining, lacks_values: None };
             self.tell_coordinator(&entered);
         }
     }

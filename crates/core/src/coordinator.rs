@@ -333,9 +333,9 @@ impl Coordinator {
                 }
                 Err(why) => self.log(format!("{id} gave {why}")),
             },
-            Control::Entered { epoch, .. } => {
+            Control::Entered { epoch, joining, .. } => {
                 if let Some(epochs) = &mut self.epochs {
-                    epochs.aggregator_entered(now, id, epoch);
+                    epochs.aggregator_entered(now, id, epoch, &joining);
                 }
                 self.settle_epochs(now);
             }

@@ -23,7 +23,7 @@ use crate::registry::Registry;
 use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::types::{
-    AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
+    AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
 };
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
@@ -37,7 +37,6 @@ use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use links::Links;
 use members::Members;
 use readers::Readers;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use tables::Tables;
 

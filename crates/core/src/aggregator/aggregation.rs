@@ -56,6 +56,10 @@ impl Aggregation {
         self.tables.get_mut(number)
     }
 
+    pub(super) fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.tables.iter()
+    }
+
     pub(super) fn tables_mut(&mut self) -> impl Iterator<Item = &mut Table> {
         self.tables.iter_mut()
     }
@@ -546,8 +550,8 @@ impl Aggregation {
         peers: &mut Peers<'_, '_>,
     ) {
         for (number, intake) in intakes.iter_mut().enumerate() {
-            intake.remove_worker(worker);
-            self.tables[number].remove_worker(worker);
+            let under_way = intake.remove_worker(worker);
+            self.tables[number].remove_worker(worker, under_way);
             for clock in self.tables[number].open_clocks() {
                 self.seal(number, clock, intake, peers);
             }

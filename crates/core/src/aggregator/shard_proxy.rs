@@ -195,6 +195,11 @@ impl ShardProxy {
         self.aggregation.tables_mut().for_each(|table| table.join(worker, clock));
     }
 
+    /// The first clock of which nothing of an earlier process of a worker was here.
+    pub(super) fn first_clock(&self, worker: WorkerId) -> Clock {
+        self.aggregation.tables().map(|table| table.first_clock(worker)).max().unwrap_or(0)
+    }
+
     /// A worker is gone for good: nothing waits for it any more.
     pub(super) fn remove_worker(&mut self, worker: WorkerId, out: &mut Out<'_>) {
         self.lose_worker(worker, out);

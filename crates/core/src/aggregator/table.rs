@@ -32,6 +32,8 @@ pub(super) struct Table {
     /// Complete pushes that the shard has not noted.
     unnoted: BTreeMap<WorkerId, usize>,
     passed: BTreeMap<WorkerId, Passed>,
+    /// The last clock of which something of a worker that is gone was here. It may be in a sum, and cannot be taken out again.
+    departed: BTreeMap<WorkerId, Clock>,
     /// Clocks that the shard refused, and how often.
     attempts: BTreeMap<Clock, u32>,
     /// The aggregate that gradients of a clock go to.
@@ -114,6 +116,7 @@ impl Table {
             done: BTreeMap::new(),
             unnoted: BTreeMap::new(),
             passed: BTreeMap::new(),
+            departed: BTreeMap::new(),
             attempts: BTreeMap::new(),
             open: BTreeMap::new(),
             spare: Vec::new(),
@@ -303,10 +306,18 @@ impl Table {
         }
     }
 
-    pub(super) fn remove_worker(&mut self, worker: WorkerId) {
-        self.passed.remove(&worker);
-        self.done.remove(&worker);
+    /// A worker is gone. `under_way` is the clock of a push of which only a part is here.
+    pub(super) fn remove_worker(&mut self, worker: WorkerId, under_way: Option<Clock>) {
+        let passed = self.passed.remove(&worker).and_then(|passed| passed.under_way.last().copied());
+        let last = self.done.remove(&worker).max(passed).max(under_way);
+        let departed = self.departed.get(&worker).copied().max(last);
+        self.departed.extend(departed.map(|clock| (worker, clock)));
         self.unnoted.remove(&worker);
+    }
+
+    /// The first clock of which nothing of an earlier process of a worker was here.
+    pub(super) fn first_clock(&self, worker: WorkerId) -> Clock {
+        self.departed.get(&worker).map_or(0, |clock| clock.saturating_add(1))
     }
 
     /// The aggregate that gradients of a clock go to.
@@ -523,9 +534,26 @@ mod tests {
         assert_eq!(table.position(WORKER, 4, &intake), 0);
         table.join(WORKER, 5);
         assert_eq!([4, 5].map(|clock| table.position(WORKER, clock, &intake)), [1, 0]);
-        table.remove_worker(WORKER);
+        table.remove_worker(WORKER, None);
+        assert_eq!(table.first_clock(WORKER), 5);
         table.join(WORKER, 0);
         assert_eq!(table.position(WORKER, 0, &intake), 0);
+    }
+
+    #[test]
+    fn a_worker_that_comes_back_begins_after_everything_that_was_here_of_it() {
+        for (done, passing, under_way, first) in
+            [(0, None, None, 1), (2, Some(3), None, 4), (2, None, Some(3), 4), (6, Some(5), Some(4), 7)]
+        {
+            let (mut table, _) = table(true);
+            assert_eq!(table.first_clock(WORKER), 0);
+            table.complete(WORKER, done);
+            passing.into_iter().for_each(|clock| table.begin_passing(WORKER, clock));
+            table.remove_worker(WORKER, under_way);
+            assert_eq!(table.first_clock(WORKER), first);
+            table.remove_worker(WORKER, None);
+            assert_eq!(table.first_clock(WORKER), first, "also after one that left nothing");
+        }
     }
 
     #[test]

@@ -35,13 +35,13 @@ struct Follower {
     since: Time,
 }
 
-/// The shards' answers about the first clock of a joining worker.
+/// The answers of shards and aggregators about the first clock of a joining worker.
 #[derive(Debug)]
 struct FirstClocks {
     incarnation: u64,
     /// Its first clock is not before this one.
     at_least: Clock,
-    answered: BTreeMap<ShardId, Clock>,
+    answered: BTreeMap<NodeId, Clock>,
 }
 
 impl Epochs {
@@ -90,24 +90,36 @@ impl Epochs {
 
     /// A shard has entered an epoch, and says which clocks could be the first ones of joining workers.
     pub(super) fn shard_entered(&mut self, now: Time, id: ShardId, epoch: u32, joining: &[FirstClock]) {
-        self.note_entered(now, NodeId::Shard(id), epoch);
-        for first in joining {
-            if let Some(clocks) = self.joining.get_mut(&first.worker)
-                && clocks.incarnation == first.incarnation
-            {
-                clocks.answered.insert(id, first.clock);
-            }
-        }
+        let node = NodeId::Shard(id);
+        self.note_entered(now, node, epoch);
+        self.note_first_clocks(node, joining);
     }
 
-    /// An aggregator has entered an epoch. It is waited for from the newest one on: one that is not here, or has not caught up, is
-    /// told everything, and knows by the epochs of frames what it has not heard of.
-    pub(super) fn aggregator_entered(&mut self, now: Time, id: AggregatorId, epoch: u32) {
+    /// An aggregator has entered an epoch, and says the same. It is waited for from the newest one on: one that is not here, or has
+    /// not caught up, is told everything, and knows by the epochs of frames what it has not heard of.
+    pub(super) fn aggregator_entered(
+        &mut self,
+        now: Time,
+        id: AggregatorId,
+        epoch: u32,
+        joining: &[FirstClock],
+    ) {
         let node = NodeId::Aggregator(id);
         if epoch >= self.newest.epoch {
             self.followers.entry(node).or_insert(Follower { entered: 0, since: now });
         }
         self.note_entered(now, node, epoch);
+        self.note_first_clocks(node, joining);
+    }
+
+    fn note_first_clocks(&mut self, node: NodeId, joining: &[FirstClock]) {
+        for first in joining {
+            if let Some(clocks) = self.joining.get_mut(&first.worker)
+                && clocks.incarnation == first.incarnation
+            {
+                clocks.answered.insert(node, first.clock);
+            }
+        }
     }
 
     fn note_entered(&mut self, now: Time, node: NodeId, epoch: u32) {
@@ -196,10 +208,12 @@ impl Epochs {
         self.entered_count() == self.newest.shards.len()
     }
 
-    /// A joining worker for which all shards have answered: its first clock is the latest of theirs.
+    /// A joining worker for which all shards and connected aggregators have answered: its first clock is the latest of theirs.
     pub(super) fn poll_joined(&self) -> Option<Change> {
-        let shards = self.newest.shards.len();
-        let (worker, clocks) = self.joining.iter().find(|(_, clocks)| clocks.answered.len() == shards)?;
+        let is_known = |clocks: &FirstClocks| {
+            self.followers.keys().all(|follower| clocks.answered.contains_key(follower))
+        };
+        let (worker, clocks) = self.joining.iter().find(|(_, clocks)| is_known(clocks))?;
         let latest = clocks.answered.values().copied().max().unwrap_or(0);
         Some(Change::Joined { worker: *worker, clock: latest.max(clocks.at_least) })
     }
@@ -280,8 +294,8 @@ mod tests {
     fn workers_hear_of_a_change_when_everybody_has_entered_it() {
         let mut epochs = epochs();
         // It is waited for once it has caught up.
-        epochs.aggregator_entered(NOW, AggregatorId(1), 0);
-        epochs.aggregator_entered(NOW, AggregatorId(0), 1);
+        epochs.aggregator_entered(NOW, AggregatorId(1), 0, &[]);
+        epochs.aggregator_entered(NOW, AggregatorId(0), 1, &[]);
         assert!(!epochs.are_ready());
         (0..2).for_each(|server| epochs.shard_entered(NOW, shard(server), 1, &[]));
         assert!(epochs.are_ready(), "a job starts without its aggregators");
@@ -320,6 +334,19 @@ mod tests {
     }
 
     #[test]
+    fn the_first_clock_is_after_what_aggregators_hold() {
+        let mut epochs = epochs();
+        let worker = WorkerId(1);
+        (0..2).for_each(|id| epochs.aggregator_entered(NOW, AggregatorId(id), 1, &[]));
+        epochs.make(NOW, Change::Joining { worker, incarnation: 7 }, 0);
+        (0..2).for_each(|server| epochs.shard_entered(NOW, shard(server), 2, &first(3)));
+        epochs.aggregator_entered(NOW, AggregatorId(0), 2, &first(6));
+        assert_eq!(epochs.poll_joined(), None, "an aggregator has not answered");
+        epochs.forget_aggregator(AggregatorId(1));
+        assert_eq!(epochs.poll_joined(), Some(Change::Joined { worker, clock: 6 }));
+    }
+
+    #[test]
     fn a_worker_that_dies_while_it_joins_is_not_waited_for() {
         let mut epochs = epochs();
         let worker = WorkerId(1);
@@ -336,7 +363,7 @@ mod tests {
         let (mut epochs, standstill, grace) = (epochs(), Standstill::default(), Duration::from_secs(10));
         let (id, change) =
             (AggregatorId(3), || Change::Policy(PolicyOverride::new("*", Policies::default())));
-        epochs.aggregator_entered(Time::ZERO, id, 1);
+        epochs.aggregator_entered(Time::ZERO, id, 1, &[]);
         let late = NOW + grace;
         assert_eq!(epochs.overdue(late, grace, &standstill), [], "nothing is new");
         assert_eq!(epochs.next_deadline(grace, &standstill), None);
@@ -344,11 +371,11 @@ mod tests {
         assert_eq!(epochs.next_deadline(grace, &standstill), Some(late));
         assert_eq!(epochs.overdue(late, grace, &standstill), [(id, 2)]);
         // It has until then for the next one again.
-        epochs.aggregator_entered(NOW + Duration::from_secs(1), id, 2);
+        epochs.aggregator_entered(NOW + Duration::from_secs(1), id, 2, &[]);
         assert_eq!(epochs.overdue(late, grace, &standstill), []);
         assert_eq!(epochs.overdue(late + Duration::from_secs(1), grace, &standstill), [(id, 3)]);
         epochs.forget_aggregator(id);
-        epochs.aggregator_entered(NOW, id, 2);
+        epochs.aggregator_entered(NOW, id, 2, &[]);
         assert_eq!(epochs.next_deadline(grace, &standstill), None, "it has not caught up");
     }
 
@@ -360,7 +387,7 @@ mod tests {
         assert_eq!(epochs.why_not_joined(WorkerId(0), 1), None, "the job begins with it");
         (0..2).for_each(|server| epochs.shard_entered(NOW, shard(server), 1, &[]));
         assert_eq!(epochs.behind(1), None);
-        (0..9).for_each(|id| epochs.aggregator_entered(NOW, AggregatorId(id), 1));
+        (0..9).for_each(|id| epochs.aggregator_entered(NOW, AggregatorId(id), 1, &[]));
         let behind = epochs.behind(2).unwrap();
         assert!(behind.ends_with(" and 8 others have not entered epoch 2 yet"), "{behind}");
         epochs.make(NOW, Change::Joining { worker: WorkerId(1), incarnation: 7 }, 0);

@@ -3,8 +3,9 @@
 use super::{W, job};
 use crate::bench::Bench;
 use paramill_core::coordinator::JobConfig;
-use paramill_core::policy::Axis;
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::table::TableSpec;
+use paramill_core::types::ServerId;
 use paramill_core::worker::{Gradient, PullOptions, Ticket};
 
 const ROWS: u32 = 60;
@@ -285,5 +286,35 @@ fn a_push_too_far_ahead_is_refused_where_it_has_no_rows_too() {
     for shard in bench.shards() {
         let stats = shard.report(bench.now()).expect("it has a plan").tables[0].stats.clone();
         assert_eq!((stats.pushes, stats.duplicates, stats.refused), (3 * 6 + 1, 0, 0));
+    }
+}
+
+/// Whoever pulls only rows of servers that are ahead of another one gets too far ahead of that one, and is told so, through
+/// aggregators and without them.
+#[test]
+fn rows_of_faster_servers_do_not_wait_for_slower_ones() {
+    for through in [&[0, 0, 0, 0][..], &[]] {
+        let mut config = arrival("drop:n=1", "sgd:lr=1");
+        let all = PolicyOverride::new("*", Policies::of([(Axis::Sync, "drop:n=4")]));
+        config.overrides.push(all.on(Some(ServerId(1))));
+        let mut bench = started(config, through);
+        for clock in 0..6 {
+            let now = bench.now();
+            let pushing = bench.worker_mut(0);
+            let gradient = Gradient::Rows { rows: &[0], values: &[1.0; WIDTH] };
+            let pushed = pushing.push(now, W, gradient, false).expect("it fits");
+            pushing.clock();
+            bench.pass(1.0);
+            let outcome = bench.outcome(0, pushed).expect("it is over");
+            if clock == 5 {
+                let error = outcome.unwrap_err().to_string();
+                assert!(error.contains("at most 4 rounds ahead are kept"), "{error}");
+                break;
+            }
+            assert_eq!(outcome, Ok(()), "clock {clock}");
+            let pulled = pull(&mut bench, 0, &[0]);
+            bench.pass(1.0);
+            assert_done(&mut bench, pulled);
+        }
     }
 }
