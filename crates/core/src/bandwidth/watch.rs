@@ -30,7 +30,7 @@ const LEAST_SECONDS: f64 = 0.02;
 /// Transfers are worse than they were when the link carried enough if their rate is less by so much.
 const NEWS: f64 = 0.25;
 /// So many of them in a row tell as much as a train does, which a busy node may not find the time for.
-const SLOW_TRANSFERS: u32 = 3;
+const SLOW_TRANSFERS: u32 = 2;
 /// Trains in a row that must be delayed: a connection that was idle begins slowly.
 const DELAYED_TRAINS: u32 = 2;
 
