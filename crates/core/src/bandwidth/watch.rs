@@ -133,7 +133,8 @@ impl<K: Ord + Copy + Display> Watch<K> {
                 };
                 if rate >= self.need * if lacked { MARGIN } else { 1.0 } || lacked && is_long && is_as_good {
                     (known.probe_at, known.delayed_trains, known.slow_transfers) = (now + PROBE_AFTER, 0, 0);
-                    known.rate_then = Some(rate);
+                    // What is beyond the need does not matter, nor what buffers took in at once.
+                    known.rate_then = Some(rate.min(self.need));
                     self.set(now, link, None);
                 } else if is_long {
                     known.slow_transfers = if is_worse { known.slow_transfers + 1 } else { 0 };
@@ -229,7 +230,8 @@ impl<K: Ord + Copy + Display> Watch<K> {
             if link.probe_at > now {
                 return None;
             }
-            if !is_idle && link.probe_at + PATIENCE > now {
+            // Where too little was carried, a train that goes through tells whatever it met, and others do no harm.
+            if !is_idle && !self.lacking.contains_key(key) && link.probe_at + PATIENCE > now {
                 self.tick = Some(now + TICK.mul_f64(self.prng.uniform()));
                 return None;
             }
