@@ -4,15 +4,12 @@ use super::W;
 use super::bench::Bench;
 use super::broadcast::{TREES, broadcast, pulls};
 use super::processes::{worker, worker_through};
+use super::stacked::{self, ELEMENTS, ROWS, SPARSE};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::table::TableSpec;
-use paramill_core::types::TableId;
-use paramill_core::worker::{Gradient, PullOptions, Ticket};
+use paramill_core::worker::{PullOptions, Ticket};
 
-const ELEMENTS: usize = 50;
-const ROWS: u32 = 40;
-const SPARSE: TableId = TableId(1);
 const WORKERS: usize = 4;
 const CODECS: [&str; 4] = ["none", "topk:0.3", "f16", "lossless+lz4"];
 
@@ -79,26 +76,12 @@ fn started(shape: Shape, config: JobConfig) -> Bench {
     bench
 }
 
-fn value(worker: usize, clock: u64, place: usize) -> f32 {
-    ((worker * 7 + clock as usize * 3 + place) % 16) as f32 - 8.0
-}
-
 /// A worker does an iteration.
 fn iterate(bench: &mut Bench, worker: usize) -> [Ticket; 3] {
-    let (now, clock) = (bench.now(), bench.worker(worker).current_clock());
-    let dense: Vec<f32> = (0..ELEMENTS).map(|place| value(worker, clock, place)).collect();
-    let rows: Vec<u32> = (0..ROWS).filter(|row| (row + worker as u32).is_multiple_of(3)).collect();
-    let values: Vec<f32> = rows.iter().map(|&row| value(worker, clock, row as usize)).collect();
-    let pushing = bench.worker_mut(worker);
-    let pushed = pushing.push(now, W, Gradient::Dense(&dense), true).expect("it fits");
-    let rows = Gradient::Rows { rows: &rows, values: &values };
-    let rows = pushing.push(now, SPARSE, rows, false).expect("it fits");
-    pushing.clock();
     let all: Vec<u32> = (0..ROWS).collect();
-    let options = PullOptions { rows: Some(&all), now: false };
-    let pulled = pushing.pull(now, SPARSE, options).expect("it has started");
+    let tickets = stacked::iterate(bench, worker, &all);
     bench.run();
-    [pushed, rows, pulled]
+    tickets
 }
 
 fn assert_done(bench: &mut Bench, worker: usize, tickets: [Ticket; 3]) -> Vec<f32> {

@@ -201,15 +201,20 @@ fn a_reader_follows_when_a_codec_is_switched() {
     }
 }
 
-#[test]
-fn a_job_that_broadcasts_nothing_cannot_be_read() {
-    let mut bench = started(config("none", "none"));
+/// What a reader is told that this job refuses.
+fn refusal(mut bench: Bench) -> String {
     let reader = super::processes::reader(bench.now(), bench.worker_count());
     let reader = bench.add(reader);
     let now = bench.now();
     let ticket = bench.worker_mut(reader).start(now).expect("it starts once");
     bench.run();
     let Some(Err(WorkerError::Refused { message, .. })) = bench.outcome(reader, ticket) else { panic!() };
+    message
+}
+
+#[test]
+fn a_job_that_broadcasts_nothing_cannot_be_read() {
+    let message = refusal(started(config("none", "none")));
     assert!(message.contains("table `w` is not broadcast"), "{message}");
     assert!(message.contains("--broadcast star"), "{message}");
 }
@@ -218,12 +223,7 @@ fn a_job_that_broadcasts_nothing_cannot_be_read() {
 fn tables_of_rows_cannot_be_read_yet() {
     let mut bench = Bench::new(config("star", "none"), 2);
     bench.start(&[(TableSpec { rows: true, ..TableSpec::dense("e", [20, 4]) }, vec![0.0; 80])]);
-    let reader = super::processes::reader(bench.now(), bench.worker_count());
-    let reader = bench.add(reader);
-    let now = bench.now();
-    let ticket = bench.worker_mut(reader).start(now).expect("it starts once");
-    bench.run();
-    let Some(Err(WorkerError::Refused { message, .. })) = bench.outcome(reader, ticket) else { panic!() };
+    let message = refusal(bench);
     assert!(message.contains("table `e` is one of rows"), "{message}");
 }
 

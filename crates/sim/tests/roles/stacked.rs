@@ -9,9 +9,9 @@ use paramill_core::table::TableSpec;
 use paramill_core::types::{NodeId, TableId};
 use paramill_core::worker::{Gradient, PullOptions, Ticket};
 
-const ELEMENTS: usize = 50;
-const ROWS: u32 = 40;
-const SPARSE: TableId = TableId(1);
+pub(crate) const ELEMENTS: usize = 50;
+pub(crate) const ROWS: u32 = 40;
+pub(crate) const SPARSE: TableId = TableId(1);
 
 fn arrival(sync: &str) -> JobConfig {
     let config = job(5, 2, sync, "sgd:lr=1");
@@ -51,19 +51,24 @@ fn value(worker: usize, clock: u64, place: usize) -> f32 {
     ((worker * 7 + clock as usize * 3 + place) % 16) as f32 - 8.0
 }
 
-fn push(bench: &mut Bench, worker: usize) -> Vec<(usize, Ticket)> {
+/// A worker does an iteration, and then pulls these rows.
+pub(crate) fn iterate(bench: &mut Bench, worker: usize, pulled: &[u32]) -> [Ticket; 3] {
     let (now, clock) = (bench.now(), bench.worker(worker).current_clock());
     let dense: Vec<f32> = (0..ELEMENTS).map(|place| value(worker, clock, place)).collect();
     let rows: Vec<u32> = (0..ROWS).filter(|row| (row + worker as u32).is_multiple_of(3)).collect();
     let values: Vec<f32> = rows.iter().map(|&row| value(worker, clock, row as usize)).collect();
     let pushing = bench.worker_mut(worker);
     let pushed = pushing.push(now, W, Gradient::Dense(&dense), true).expect("it fits");
-    let rows =
-        pushing.push(now, SPARSE, Gradient::Rows { rows: &rows, values: &values }, false).expect("it fits");
+    let rows = Gradient::Rows { rows: &rows, values: &values };
+    let rows = pushing.push(now, SPARSE, rows, false).expect("it fits");
     pushing.clock();
-    let options = PullOptions { rows: Some(&[0, 7, 39]), now: false };
+    let options = PullOptions { rows: Some(pulled), now: false };
     let pulled = pushing.pull(now, SPARSE, options).expect("it has started");
-    [pushed, rows, pulled].map(|ticket| (worker, ticket)).to_vec()
+    [pushed, rows, pulled]
+}
+
+fn push(bench: &mut Bench, worker: usize) -> Vec<(usize, Ticket)> {
+    iterate(bench, worker, &[0, 7, 39]).map(|ticket| (worker, ticket)).to_vec()
 }
 
 /// Rounds of everybody. `disturb` is called after each push.
