@@ -226,15 +226,19 @@ impl<K: Ord + Copy + Display> Watch<K> {
             self.links.entry(key).and_modify(|link| link.probe_at = now + PROBE_AFTER);
         }
         if self.train.is_none() {
-            let (key, link) = self.links.iter().min_by_key(|(_, link)| link.probe_at)?;
-            if link.probe_at > now {
+            let due = || self.links.iter().filter(|(_, link)| link.probe_at <= now);
+            // Where too little was carried, a train that goes through tells whatever it met, and others do no harm: it does not
+            // wait for an idle moment, nor behind those that do.
+            let may_leave = |key: &K, link: &Link| {
+                is_idle || self.lacking.contains_key(key) || link.probe_at + PATIENCE <= now
+            };
+            let next = due().filter(|(key, link)| may_leave(key, link)).min_by_key(|(_, link)| link.probe_at);
+            let Some((key, _)) = next else {
+                if due().next().is_some() {
+                    self.tick = Some(now + TICK.mul_f64(self.prng.uniform()));
+                }
                 return None;
-            }
-            // Where too little was carried, a train that goes through tells whatever it met, and others do no harm.
-            if !is_idle && !self.lacking.contains_key(key) && link.probe_at + PATIENCE > now {
-                self.tick = Some(now + TICK.mul_f64(self.prng.uniform()));
-                return None;
-            }
+            };
             self.trains += 1;
             self.train = Some((*key, Train::new(now, self.trains, self.need), now + PATIENCE));
         }
@@ -363,6 +367,15 @@ mod tests {
         watch.retain(at(1900), |link| *link == WorkerId(0));
         assert!(!watch.lacks_room());
         assert_eq!(watch.take_news().unwrap().cause, "the link to worker 1 is gone");
+    }
+
+    #[test]
+    fn a_link_that_had_too_little_waits_for_no_idle_moment() {
+        let mut watch = watch();
+        (0..DELAYED_TRAINS).for_each(|_| watch.note(at(2000), WorkerId(1), probe(true)));
+        // The other one has been due for longer, and this node is never idle.
+        let probed = watch.poll(at(3000), false).map(|(link, _)| link);
+        assert_eq!(probed, Some(WorkerId(1)));
     }
 
     #[test]
