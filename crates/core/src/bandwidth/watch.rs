@@ -29,6 +29,8 @@ const MARGIN: f64 = 1.1;
 const LEAST_SECONDS: f64 = 0.02;
 /// Transfers are worse than they were when the link carried enough if their rate is less by so much.
 const NEWS: f64 = 0.25;
+/// A better transfer raises the rate that later ones are compared with by so much of the difference.
+const RISE: f64 = 0.25;
 /// So many of them in a row tell as much as a train does, which a busy node may not find the time for.
 const SLOW_TRANSFERS: u32 = 2;
 /// Trains in a row that must be delayed: a connection that was idle begins slowly.
@@ -133,8 +135,9 @@ impl<K: Ord + Copy + Display> Watch<K> {
                 };
                 if rate >= self.need * if lacked { MARGIN } else { 1.0 } || lacked && is_long && is_as_good {
                     (known.probe_at, known.delayed_trains, known.slow_transfers) = (now + PROBE_AFTER, 0, 0);
-                    // What is beyond the need does not matter, nor what buffers took in at once.
-                    known.rate_then = Some(rate.min(self.need));
+                    // One transfer that buffers took in at once must not make all others look slow.
+                    let smoothed = |then: f64| if rate < then { rate } else { then + (rate - then) * RISE };
+                    known.rate_then = Some(known.rate_then.map_or(rate, smoothed));
                     self.set(now, link, None);
                 } else if is_long {
                     known.slow_transfers = if is_worse { known.slow_transfers + 1 } else { 0 };
@@ -341,6 +344,23 @@ mod tests {
         assert!(!watch.lacks_room());
         (0..DELAYED_TRAINS).for_each(|_| watch.note(at(600), WorkerId(0), met));
         assert!(watch.lacks_room());
+    }
+
+    #[test]
+    fn transfers_are_compared_with_what_the_link_carried_beyond_the_need() {
+        // Shapers pass some of a transfer at once, so that a link of twice the need reads as more, and half of that is not far below.
+        let mut watch = watch();
+        (0..3).for_each(|_| watch.note(at(100), WorkerId(0), transfer(126)));
+        (0..SLOW_TRANSFERS).for_each(|_| watch.note(at(200), WorkerId(0), transfer(45)));
+        assert!(watch.lacks_room(), "45 is nearly enough, and far from what it was");
+        watch.note(at(300), WorkerId(0), transfer(60));
+        assert!(!watch.lacks_room());
+        // One transfer of a full buffer does not change what is usual.
+        let mut watch = self::watch();
+        (0..3).for_each(|_| watch.note(at(100), WorkerId(0), transfer(52)));
+        watch.note(at(200), WorkerId(0), transfer(70));
+        (0..SLOW_TRANSFERS).for_each(|_| watch.note(at(300), WorkerId(0), transfer(45)));
+        assert!(!watch.lacks_room());
     }
 
     #[test]
