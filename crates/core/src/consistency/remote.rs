@@ -159,8 +159,14 @@ mod tests {
             ("remote:name=a b", "expected at most"),
             ("remote:near,deadline=0", "expected more than 0"),
             ("remote:near,deadline=soon", "expected 0 to 3600 seconds"),
-            ("remote:near,fallback=bsp", "fallback = bsp: expected asp, ssp, dsps, pssp or when, with steps on arrival"),
-            ("remote:near,fallback=remote:far", "expected asp, ssp, dsps, pssp or when, with steps on arrival"),
+            (
+                "remote:near,fallback=bsp",
+                "fallback = bsp: expected asp, ssp, dsps, pssp or when, with steps on arrival",
+            ),
+            (
+                "remote:near,fallback=remote:far",
+                "expected asp, ssp, dsps, pssp or when, with steps on arrival",
+            ),
             ("remote:near,fallback=ssp", "missing field `s`"),
             ("remote:near,fallback=sps", "unknown consistency model `sps`"),
         ] {

@@ -645,22 +645,22 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, from, id);
         }
-        let is_whole = taken.is_ok() && !is_late;
-        self.end_answer(now, id, taken, is_late);
-        if is_whole && is_conditional {
+        let is_here = taken.is_ok() && is_conditional;
+        self.end_answer(now, id, taken);
+        if is_here {
             self.catch_up(params.version);
         }
     }
 
     /// The answer to a request is over, well or badly.
-    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>, is_late: bool) {
+    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>) {
         let Some(request) = self.requests.get_mut(id) else { return };
+        let is_whole = taken.is_ok() && !request.is_late();
         let (from, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
         if request.end_answer() {
             self.requests.remove(id);
         }
-        let is_whole = taken.is_ok() && !is_late;
         if let Some(pending) = self.tickets.get_mut(ticket) {
             match taken {
                 Err(error) => pending.fail(error),
@@ -936,7 +936,7 @@ impl Traffic {
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             is_answered |= request.is_conditional();
             request.take_replica(local, rows);
-            self.end_answer(now, id, Ok(()), false);
+            self.end_answer(now, id, Ok(()));
             false
         });
         if !waiting.is_empty() {
