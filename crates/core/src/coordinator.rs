@@ -16,6 +16,7 @@ mod routes;
 mod scheduler;
 mod servers;
 mod status_queries;
+mod stragglers;
 mod switching;
 mod vacancy;
 mod warnings;
@@ -24,14 +25,16 @@ mod workers;
 pub use config::JobConfig;
 
 use crate::address::Addresses;
+use crate::limits;
 use crate::policy::{Axis, JobPolicies, PolicyOverride};
 use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
-use crate::status::{MemberState, ShardReport, Status, WorkerReport};
+use crate::status::{MemberState, ShardReport, Status, WorkerReport, WorkerStatus};
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::waits::WaitedNode;
 use crate::wire::control::{self, frame};
 use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Standing, Welcome,
@@ -43,12 +46,13 @@ use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
 use readers::Readers;
 use routes::Routes;
-use scheduler::Scheduler;
+use scheduler::{Release, Scheduler};
 use servers::{Caller, Servers};
 use status_queries::StatusQueries;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use stragglers::Stragglers;
 use switching::Switching;
 use vacancy::Vacancy;
 use workers::{Accepted, Heard, Workers};
@@ -75,6 +79,9 @@ pub struct Coordinator {
     /// Without overlap: the barrier between push and pull.
     scheduler: Option<Scheduler>,
     barriers: Barriers,
+    /// The worker that was ready last; `None` if a server was.
+    last_ready: Option<WorkerId>,
+    stragglers: Stragglers,
     routes: Routes,
     commands: Commands,
     queries: StatusQueries,
@@ -116,6 +123,8 @@ impl Coordinator {
             vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
+            last_ready: None,
+            stragglers: Stragglers::default(),
             routes: Routes::default(),
             commands: Commands::default(),
             queries: StatusQueries::default(),
@@ -142,6 +151,7 @@ impl Coordinator {
             packs: self.epochs.as_ref().map(|epochs| epochs.newest().packs()).unwrap_or_default(),
             aggregators: self.aggregators.statuses(),
             warnings: self.warnings.clone(),
+            waited: self.workers.waited(),
         }
     }
 
@@ -364,6 +374,7 @@ impl Coordinator {
         // Once there is a plan, the addresses in it are where workers go.
         if !self.is_planned() {
             self.servers.register(id, addresses);
+            self.last_ready = None;
         }
         self.inform_shard(id);
         self.try_plan(now);
@@ -381,6 +392,7 @@ impl Coordinator {
                 return self.refuse(NodeId::Worker(worker), Cause::Declaration, message);
             }
             self.workers.declare(worker);
+            self.last_ready = Some(worker);
             return self.try_plan(now);
         };
         let incarnation = self.workers.incarnation(worker).unwrap_or(0);
@@ -500,6 +512,7 @@ impl Coordinator {
             let originals: Vec<WorkerId> = members.map(|member| member.worker).collect();
             for worker in originals {
                 self.workers.run(now, worker);
+                self.send(NodeId::Worker(worker), &Control::Ready { last: self.last_ready });
                 self.inform_worker(worker);
             }
             let readers: Vec<WorkerId> = self.readers.ids().collect();
@@ -591,6 +604,12 @@ impl Coordinator {
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
+        let (workers, servers) = (&self.workers, self.config.servers);
+        if let Some(sentence) =
+            self.stragglers.judge(now, workers.running().count(), servers, || workers.waited())
+        {
+            self.log(sentence);
+        }
         if !self.workers.is_live(worker) || self.workers.is_running(worker) {
             return;
         }
@@ -611,8 +630,8 @@ impl Coordinator {
     }
 
     fn send_releases(&mut self) {
-        while let Some((worker, clock)) = self.scheduler.as_mut().and_then(Scheduler::poll) {
-            self.send(NodeId::Worker(worker), &Control::Go { clock });
+        while let Some(Release { worker, clock, last }) = self.scheduler.as_mut().and_then(Scheduler::poll) {
+            self.send(NodeId::Worker(worker), &Control::Go { clock, last });
         }
     }
 
@@ -640,7 +659,7 @@ impl Coordinator {
         } else if !self.workers.lived_before(worker) {
             self.workers.remove(worker);
         }
-        self.release_barriers();
+        self.release_barriers(worker);
         if self.workers.live().next().is_none() {
             let error = self.workers.have_all_died().then(|| "all workers died".into());
             // One that died may come back to finish its work, though others have left with theirs done.
@@ -702,7 +721,7 @@ impl Coordinator {
         self.barriers.forget(worker);
         self.log(format!("{worker} is started anew; its former process is declared dead"));
         self.enter(now, Change::Left { worker });
-        self.release_barriers();
+        self.release_barriers(worker);
     }
 
     /// A worker that was declared dead is told, and sent away.
@@ -719,16 +738,19 @@ impl Coordinator {
     /// A worker comes to a barrier, or says again after a broken connection that it is there.
     fn arrive(&mut self, worker: WorkerId, name: String, number: u64) {
         match self.barriers.arrive(worker, &name, number) {
-            Arrival::Waits => self.release_barriers(),
-            Arrival::Reached => self.send(NodeId::Worker(worker), &Control::BarrierReached { name }),
+            Arrival::Waits => self.release_barriers(worker),
+            Arrival::Reached => {
+                self.send(NodeId::Worker(worker), &Control::BarrierReached { name, last: None });
+            }
             Arrival::Refused(message) => self.refuse(NodeId::Worker(worker), Cause::Protocol, message),
         }
     }
 
-    fn release_barriers(&mut self) {
+    /// Lets workers go on from the barriers at which all of them are, now that this one has come or left.
+    fn release_barriers(&mut self, last: WorkerId) {
         let running: Vec<WorkerId> = self.workers.running().collect();
         for name in self.barriers.take_reached(&running) {
-            let message = Control::BarrierReached { name };
+            let message = Control::BarrierReached { name, last: Some(last) };
             running.iter().for_each(|id| self.send(NodeId::Worker(*id), &message));
         }
     }
@@ -762,7 +784,10 @@ impl Coordinator {
         if !control::fits(&message) {
             status.shards.iter_mut().for_each(|shard| shard.tables.clear());
             status.receivers.clear();
-            status.workers.iter_mut().for_each(|worker| worker.report.slabs.clear());
+            for WorkerStatus { report, .. } in &mut status.workers {
+                report.slabs.clear();
+                report.waited.causes.clear();
+            }
             status.phase += " (there are too many tables to report)";
             message = frame(Kind::Control, &Control::Status(Box::new(status)));
         }
@@ -775,6 +800,7 @@ impl Coordinator {
         }
         self.stage = Stage::Over;
         self.failure.clone_from(&error);
+        self.tell_waited();
         let message = Control::Stop { error: error.clone() };
         let shards = self.servers.ids().map(NodeId::Shard);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
@@ -782,6 +808,22 @@ impl Coordinator {
         let everybody: Vec<NodeId> = shards.chain(aggregators).chain(workers).collect();
         everybody.into_iter().for_each(|to| self.send(to, &message));
         self.outputs.push_back(Output::Stop { error });
+    }
+
+    /// When the job ends: the nodes that cost others much of their time.
+    fn tell_waited(&mut self) {
+        let waited = self.workers.waited();
+        let much = (limits::STRAGGLER_SHARE * waited.seconds).max(1.0);
+        for (cause, text) in waited.texts(usize::MAX) {
+            let is_one_of_many = match cause.node() {
+                Some(WaitedNode::Worker(_)) => true,
+                Some(WaitedNode::Server(_)) => self.config.servers > 1,
+                None => false,
+            };
+            if is_one_of_many && waited.of(cause) > much {
+                self.note(format!("the job waited for {cause}: {text}"));
+            }
+        }
     }
 
     /// Excludes time in which this coordinator stood still from every peer's silence.

@@ -243,7 +243,7 @@ impl World {
 
     fn settle(&mut self) {
         let mut version = self.controller.state().v_train();
-        while let Some(Advance { version: next, closed, contributions, lr_factor }) =
+        while let Some(Advance { version: next, closed, contributions, lr_factor, .. }) =
             self.controller.advance(self.now)
         {
             assert!(closed == version && next > version && lr_factor >= 0.0);

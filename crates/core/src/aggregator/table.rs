@@ -490,6 +490,7 @@ mod tests {
             awaits_params: false,
             bytes: 0,
             reply_place: None,
+            hold: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::WorkerError;
 use super::slab::SlabInFlight;
+use super::waiting::Arrivals;
 use crate::policy::JobPolicies;
 use crate::status::Status;
 use crate::types::{Clock, Time};
@@ -48,6 +49,7 @@ pub(super) struct Pending {
     status: Option<Status>,
     policies: Option<Box<JobPolicies>>,
     slabs: Vec<SlabInFlight>,
+    arrivals: Arrivals,
 }
 
 /// Servers' messages that a ticket still waits for.
@@ -111,6 +113,7 @@ impl Pending {
             status: None,
             policies: None,
             slabs: Vec::new(),
+            arrivals: Arrivals::default(),
         }
     }
 
@@ -149,6 +152,15 @@ impl Pending {
 
     pub(super) fn since(&self) -> Time {
         self.since
+    }
+
+    /// What has come of all that it waits for.
+    pub(super) fn arrivals(&self) -> &Arrivals {
+        &self.arrivals
+    }
+
+    pub(super) fn arrivals_mut(&mut self) -> &mut Arrivals {
+        &mut self.arrivals
     }
 
     pub(super) fn partial(&self) -> Option<Clock> {
@@ -432,6 +444,7 @@ mod tests {
             packs: vec![],
             aggregators: vec![],
             warnings: vec![],
+            waited: Default::default(),
         };
         let mut tickets = Tickets::default();
         assert!(!tickets.wants_status());

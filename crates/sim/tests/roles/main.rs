@@ -26,6 +26,7 @@ mod readers;
 mod slabs;
 mod stacked;
 mod tally;
+mod waits;
 
 use bench::Bench;
 use paramill_core::coordinator::JobConfig;
