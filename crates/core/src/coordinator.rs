@@ -25,16 +25,14 @@ mod workers;
 pub use config::JobConfig;
 
 use crate::address::Addresses;
-use crate::limits;
-use crate::policy::{Axis, JobPolicies, PolicyOverride};
+use crate::policy::{Axis, PolicyOverride};
 use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
-use crate::status::{MemberState, ShardReport, Status, WorkerReport, WorkerStatus};
+use crate::status::{MemberState, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
-use crate::waits::WaitedNode;
 use crate::wire::control::{self, frame};
 use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Standing, Welcome,
@@ -79,8 +77,6 @@ pub struct Coordinator {
     /// Without overlap: the barrier between push and pull.
     scheduler: Option<Scheduler>,
     barriers: Barriers,
-    /// The worker that was ready last; `None` if a server was.
-    last_ready: Option<WorkerId>,
     stragglers: Stragglers,
     routes: Routes,
     commands: Commands,
@@ -123,7 +119,6 @@ impl Coordinator {
             vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
-            last_ready: None,
             stragglers: Stragglers::default(),
             routes: Routes::default(),
             commands: Commands::default(),
@@ -169,18 +164,10 @@ impl Coordinator {
                 let others = others.map(|(state, word)| (self.workers.count(state), word));
                 let others = others.iter().filter(|(count, _)| *count > 0);
                 let others: String = others.map(|(count, word)| format!("; {count} {word}")).collect();
-                let readers = match self.readers.ids().count() {
-                    0 => String::new(),
-                    1 => "; 1 reader".into(),
-                    count => format!("; {count} readers"),
-                };
-                let missing = self.vacancy.as_ref().map(|vacancy| match vacancy.of {
-                    Some(worker) => format!("; waiting for {worker} to be started anew"),
-                    None => "; waiting for a worker to be started anew".into(),
-                });
+                let readers = self.readers.words();
+                let missing = self.vacancy.as_ref().map(Vacancy::words).unwrap_or_default();
                 let unsettled = self.epochs.as_ref().and_then(Epochs::why_unsettled);
                 let unsettled = unsettled.map(|why| format!("; {why}")).unwrap_or_default();
-                let missing = missing.unwrap_or_default();
                 format!("running with {running} workers{others}{readers}{missing}{unsettled}")
             }
             (Stage::Starting, Some(epochs)) => {
@@ -308,9 +295,7 @@ impl Coordinator {
 
     /// Switches are left out: what tables share was decided with the policies that the job began with.
     fn tell_policies(&mut self, worker: WorkerId) {
-        let JobConfig { policy, overrides, .. } = &self.config;
-        let policies = JobPolicies { policy: policy.clone(), overrides: overrides.clone() };
-        self.send(NodeId::Worker(worker), &Control::Policies(Box::new(policies)));
+        self.send(NodeId::Worker(worker), &Control::Policies(Box::new(self.config.policies())));
     }
 
     fn handle_shard(&mut self, now: Time, id: ShardId, message: Control) {
@@ -374,7 +359,7 @@ impl Coordinator {
         // Once there is a plan, the addresses in it are where workers go.
         if !self.is_planned() {
             self.servers.register(id, addresses);
-            self.last_ready = None;
+            self.workers.note_server();
         }
         self.inform_shard(id);
         self.try_plan(now);
@@ -392,7 +377,6 @@ impl Coordinator {
                 return self.refuse(NodeId::Worker(worker), Cause::Declaration, message);
             }
             self.workers.declare(worker);
-            self.last_ready = Some(worker);
             return self.try_plan(now);
         };
         let incarnation = self.workers.incarnation(worker).unwrap_or(0);
@@ -512,7 +496,7 @@ impl Coordinator {
             let originals: Vec<WorkerId> = members.map(|member| member.worker).collect();
             for worker in originals {
                 self.workers.run(now, worker);
-                self.send(NodeId::Worker(worker), &Control::Ready { last: self.last_ready });
+                self.send(NodeId::Worker(worker), &Control::Ready { last: self.workers.last_ready() });
                 self.inform_worker(worker);
             }
             let readers: Vec<WorkerId> = self.readers.ids().collect();
@@ -604,12 +588,8 @@ impl Coordinator {
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
-        let (workers, servers) = (&self.workers, self.config.servers);
-        if let Some(sentence) =
-            self.stragglers.judge(now, workers.running().count(), servers, || workers.waited())
-        {
-            self.log(sentence);
-        }
+        let straggler = self.stragglers.judge(now, &self.workers, self.config.servers);
+        straggler.into_iter().for_each(|line| self.log(line));
         if !self.workers.is_live(worker) || self.workers.is_running(worker) {
             return;
         }
@@ -782,13 +762,7 @@ impl Coordinator {
         let mut status = self.status(now);
         let mut message = frame(Kind::Control, &Control::Status(Box::new(status.clone())));
         if !control::fits(&message) {
-            status.shards.iter_mut().for_each(|shard| shard.tables.clear());
-            status.receivers.clear();
-            for WorkerStatus { report, .. } in &mut status.workers {
-                report.slabs.clear();
-                report.waited.causes.clear();
-            }
-            status.phase += " (there are too many tables to report)";
+            status.shorten();
             message = frame(Kind::Control, &Control::Status(Box::new(status)));
         }
         self.outputs.push_back(Output::Send { to: to.into(), frame: message });
@@ -800,7 +774,8 @@ impl Coordinator {
         }
         self.stage = Stage::Over;
         self.failure.clone_from(&error);
-        self.tell_waited();
+        let waited = stragglers::summary(&self.workers.waited(), self.config.servers);
+        waited.into_iter().for_each(|line| self.note(line));
         let message = Control::Stop { error: error.clone() };
         let shards = self.servers.ids().map(NodeId::Shard);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
@@ -808,22 +783,6 @@ impl Coordinator {
         let everybody: Vec<NodeId> = shards.chain(aggregators).chain(workers).collect();
         everybody.into_iter().for_each(|to| self.send(to, &message));
         self.outputs.push_back(Output::Stop { error });
-    }
-
-    /// When the job ends: the nodes that cost others much of their time.
-    fn tell_waited(&mut self) {
-        let waited = self.workers.waited();
-        let much = (limits::STRAGGLER_SHARE * waited.seconds).max(1.0);
-        for (cause, text) in waited.texts(usize::MAX) {
-            let is_one_of_many = match cause.node() {
-                Some(WaitedNode::Worker(_)) => true,
-                Some(WaitedNode::Server(_)) => self.config.servers > 1,
-                None => false,
-            };
-            if is_one_of_many && waited.of(cause) > much {
-                self.note(format!("the job waited for {cause}: {text}"));
-            }
-        }
     }
 
     /// Excludes time in which this coordinator stood still from every peer's silence.

@@ -266,3 +266,16 @@ pub struct Status {
     /// How long all workers waited together, and for whom; of processes that died what they had told of.
     pub waited: Waited,
 }
+
+impl Status {
+    /// Leaves out what takes most room, for a job that is too large to be reported.
+    pub(crate) fn shorten(&mut self) {
+        self.shards.iter_mut().for_each(|shard| shard.tables.clear());
+        self.receivers.clear();
+        for WorkerStatus { report, .. } in &mut self.workers {
+            report.slabs.clear();
+            report.waited.causes.clear();
+        }
+        self.phase += " (there are too many tables to report)";
+    }
+}

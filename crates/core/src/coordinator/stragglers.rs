@@ -1,8 +1,9 @@
 //! Nodes that cost others much of their time: the log names them.
 
+use super::workers::Workers;
 use crate::limits;
 use crate::types::Time;
-use crate::waits::{Waited, WaitedNode};
+use crate::waits::{WaitCause, Waited, WaitedNode};
 use std::collections::BTreeMap;
 
 /// Compares what nodes have cost others from one look to the next.
@@ -19,9 +20,13 @@ pub(super) struct Stragglers {
 }
 
 impl Stragglers {
-    /// Looks at what so many workers waited for, when it is time to: a line for the log if another node than before costs much.
+    /// Looks at what workers waited for, when it is time to: a line for the log if another node than before costs much.
     /// A server that is the only one costs what exchanges take, and is not named.
-    pub(super) fn judge(
+    pub(super) fn judge(&mut self, now: Time, workers: &Workers, servers: u32) -> Option<String> {
+        self.compare(now, workers.running().count(), servers, || workers.waited())
+    }
+
+    fn compare(
         &mut self,
         now: Time,
         workers: usize,
@@ -71,11 +76,24 @@ impl Stragglers {
     }
 }
 
+/// Lines for the log of a job that ends: the nodes with much of all waiting.
+pub(super) fn summary(waited: &Waited, servers: u32) -> Vec<String> {
+    let much = (limits::STRAGGLER_SHARE * waited.seconds).max(1.0);
+    let is_one_of_many = |cause: &WaitCause| match cause.node() {
+        Some(WaitedNode::Worker(_)) => true,
+        Some(WaitedNode::Server(_)) => servers > 1,
+        None => false,
+    };
+    let told =
+        waited.texts(usize::MAX).filter(|(cause, _)| is_one_of_many(cause) && waited.of(*cause) > much);
+    told.map(|(cause, text)| format!("the job waited for {cause}: {text}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::types::{ServerId, WorkerId};
-    use crate::waits::{Charge, WaitCause};
+    use crate::waits::Charge;
 
     fn waited(charges: &[(WaitCause, f64)]) -> Waited {
         let charge = |&(cause, seconds): &(WaitCause, f64)| Charge { cause, seconds };
@@ -91,7 +109,7 @@ mod tests {
     fn a_straggler_is_named_once_until_it_is_another_one() {
         let mut stragglers = Stragglers::default();
         let mut judge = |seconds, charges: &[(WaitCause, f64)]| {
-            let said = stragglers.judge(at(seconds), 4, 2, || waited(charges));
+            let said = stragglers.compare(at(seconds), 4, 2, || waited(charges));
             said.map(|sentence| sentence.split(':').next().unwrap().to_owned())
         };
         let push = |rank| WaitCause::Push(WorkerId(rank));
@@ -108,13 +126,23 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_ends_tells_of_those_with_much_of_all_waiting() {
+        let (push, server) = (WaitCause::Push(WorkerId(1)), WaitCause::Server(ServerId(0)));
+        let waited = |seconds| Waited { seconds, ..waited(&[(push, 5.0), (server, 4.0)]) };
+        assert_eq!(summary(&waited(10.0), 2).len(), 2);
+        let of_worker = "the job waited for worker 1: 5.0 s of workers' time (50% of all waiting), because its pushes came last";
+        assert_eq!(summary(&waited(10.0), 1), [of_worker]);
+        assert!(summary(&waited(100.0), 2).is_empty(), "a twentieth");
+    }
+
+    #[test]
     fn neither_the_only_server_nor_the_only_worker_is_a_straggler() {
         for (workers, servers, cause) in
             [(4, 1, WaitCause::Server(ServerId(0))), (1, 2, WaitCause::Push(WorkerId(0)))]
         {
             let mut stragglers = Stragglers::default();
-            stragglers.judge(at(0), workers, servers, Waited::default);
-            assert_eq!(stragglers.judge(at(30), workers, servers, || waited(&[(cause, 100.0)])), None);
+            stragglers.compare(at(0), workers, servers, Waited::default);
+            assert_eq!(stragglers.compare(at(30), workers, servers, || waited(&[(cause, 100.0)])), None);
         }
     }
 }

@@ -20,6 +20,8 @@ pub(super) struct Workers {
     ranks: BTreeMap<WorkerId, Rank>,
     /// How long processes waited whose ranks were taken by others.
     waited_before: Waited,
+    /// The worker that declared its tables last; `None` if a server came after it.
+    last_ready: Option<WorkerId>,
     /// The incarnations of some that went away before they took part: they may come again.
     removed: VecDeque<u64>,
     /// A lower bound of all workers' deadlines. A worker that is heard from moves its own deadline, not this one: with thousands
@@ -100,6 +102,7 @@ impl Workers {
             timeout,
             ranks: BTreeMap::new(),
             waited_before: Waited::default(),
+            last_ready: None,
             removed: VecDeque::new(),
             earliest: None,
             next_incarnation: draw_incarnation(&mut incarnations),
@@ -231,7 +234,18 @@ impl Workers {
     pub(super) fn declare(&mut self, id: WorkerId) {
         if let Some(rank) = self.ranks.get_mut(&id) {
             rank.declared = true;
+            self.last_ready = Some(id);
         }
+    }
+
+    /// A server came while the job waited for its members.
+    pub(super) fn note_server(&mut self) {
+        self.last_ready = None;
+    }
+
+    /// The worker that was ready last; `None` if a server was.
+    pub(super) fn last_ready(&self) -> Option<WorkerId> {
+        self.last_ready
     }
 
     /// Another worker whose tables are known.

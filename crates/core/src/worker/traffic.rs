@@ -21,7 +21,6 @@ use super::streams::{StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
 use super::ticket::{Outstanding, Pending, Ticket, TicketKind, Tickets};
-use super::waiting::Waiting;
 use crate::consistency::ServerPush;
 use crate::landing::{Destination, Landing};
 use crate::limits;
@@ -60,7 +59,6 @@ pub(super) struct Traffic {
     awaited: BTreeMap<StreamId, Vec<u64>>,
     /// Of a reader: the versions that it has.
     staging: Option<Staging>,
-    waiting: Waiting,
     reporter: Reporter,
 }
 
@@ -79,7 +77,6 @@ impl Traffic {
             links: Links::default(),
             awaited: BTreeMap::new(),
             staging: None,
-            waiting: Waiting::default(),
             reporter: Reporter::new(now),
         }
     }
@@ -175,7 +172,7 @@ impl Traffic {
         }
         let Some(ticket) = self.tickets.start() else { return false };
         // Unless the coordinator has said who was ready last: the worker joins a job that runs.
-        self.hold(ticket, WaitCause::Coordinator, now);
+        self.tickets.hold(ticket, WaitCause::Coordinator, now);
         self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);
@@ -261,17 +258,12 @@ impl Traffic {
         awaited.into_iter().for_each(|id| self.answer_from_replica(now, id, None));
     }
 
-    /// Without overlap: pulls after this clock may be sent, for which the pushes of this worker were waited for.
-    pub(super) fn release(&mut self, session: &mut Session, now: Time, clock: Clock, last: Option<WorkerId>) {
+    /// Without overlap: pulls after this clock may be sent.
+    pub(super) fn release(&mut self, session: &mut Session, clock: Clock) {
         self.scheduler.release(clock);
         // A push that is under way is not sent a second time; its pull follows the acknowledgement.
         let is_ready = |request: &Request| request.waits_for_scheduler() && !request.must_be_sent();
-        for id in self.requests.numbers(is_ready) {
-            if let (Some(request), Some(last)) = (self.requests.get(id), last) {
-                self.hold(request.ticket(), WaitCause::Push(last), now);
-            }
-            self.send_request(session, id);
-        }
+        self.requests.numbers(is_ready).into_iter().for_each(|id| self.send_request(session, id));
     }
 
     /// After a (new) connection to a shard: sends again what it may have missed.
@@ -581,10 +573,7 @@ impl Traffic {
         let Some(request) = self.request_to(from, id) else { return };
         let ticket = request.ticket();
         let Some(acknowledged) = self.requests.acknowledge(id) else { return };
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            pending.arrivals_mut().note(from.server, now, None);
-            pending.acknowledged();
-        }
+        self.tickets.acknowledged(ticket, from, now);
         if acknowledged.is_settled {
             self.requests.remove(id);
         } else if self.requests.get(id).is_some_and(Request::waits_for_scheduler) {
@@ -629,18 +618,12 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, now, from, id);
         }
-        self.end_answer(now, id, taken, is_late, params.delay);
+        self.tickets.arrived(ticket, from, now, params.delay);
+        self.end_answer(now, id, taken, is_late);
     }
 
     /// The answer to a request is over, well or badly.
-    fn end_answer(
-        &mut self,
-        now: Time,
-        id: u64,
-        taken: Result<(), WorkerError>,
-        is_late: bool,
-        delay: Option<Delay>,
-    ) {
+    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>, is_late: bool) {
         let Some(request) = self.requests.get_mut(id) else { return };
         let (from, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
@@ -652,7 +635,6 @@ impl Traffic {
             match taken {
                 Err(error) => pending.fail(error),
                 Ok(()) => {
-                    pending.arrivals_mut().note(from.server, now, delay);
                     pending.answered();
                     let counts = |clock: &Clock| *clock >= self.partial_pulls.clock();
                     if let Some(clock) = pending.partial().filter(counts) {
@@ -923,7 +905,8 @@ impl Traffic {
             }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             request.take_replica(local, rows);
-            self.end_answer(now, id, Ok(()), false, delay);
+            self.tickets.arrived(request.ticket(), stream.shard, now, delay);
+            self.end_answer(now, id, Ok(()), false);
             false
         });
         if !waiting.is_empty() {
@@ -977,41 +960,6 @@ impl Traffic {
         let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock))
             && self.requests.clocks_unacknowledged() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
         (may_go_on || !pending.is_open()).then_some(Ok(()))
-    }
-
-    /// A thread of the application begins to wait for a ticket.
-    pub(super) fn begin_wait(&mut self, now: Time, ticket: Ticket) {
-        self.waiting.begin(now);
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            pending.arrivals_mut().wait(now);
-        }
-    }
-
-    /// A thread of the application waits for a ticket no more. The time is charged if the ticket is due.
-    pub(super) fn end_wait(&mut self, session: &Session, now: Time, ticket: Ticket) {
-        self.waiting.end(now);
-        self.charge(session, ticket);
-        if self.tickets.get(ticket).is_some_and(|pending| matches!(pending.kind(), TicketKind::Barrier(_))) {
-            // At a barrier the application may look at how the job stands.
-            self.reporter.hurry(Time::ZERO);
-        }
-    }
-
-    /// Charges what was waited for a ticket, if it is due. A share of what it brings may have been waited for before it was.
-    pub(super) fn charge(&mut self, session: &Session, ticket: Ticket) {
-        if !matches!(self.outcome(session, ticket), Some(Ok(()))) {
-            return;
-        }
-        if let Some(pending) = self.tickets.get(ticket) {
-            self.waiting.charge(pending.arrivals(), pending.since(), session.id());
-        }
-    }
-
-    /// Nothing that a ticket waits for could come until now, for this cause.
-    pub(super) fn hold(&mut self, ticket: Ticket, cause: WaitCause, now: Time) {
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            pending.arrivals_mut().hold(cause, now);
-        }
     }
 
     /// A sentence about a ticket's wait: which servers, which table, since when.
@@ -1105,21 +1053,20 @@ impl Traffic {
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
         let report = self.reporter.take(now, waiting, self.links.report(now));
-        self.waiting.count(now);
+        self.tickets.count_wait(now);
         self.completed(report)
     }
 
     /// Adds what is known of streams and of waiting.
     fn completed(&self, report: WorkerReport) -> WorkerReport {
         let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
-        let (bytes_relayed, waited) = (self.streams.bytes_relayed(), self.waiting.report());
+        let (bytes_relayed, waited) = (self.streams.bytes_relayed(), self.tickets.waited());
         WorkerReport { bytes_relayed, version, waited, ..report }
     }
 
     /// Counts against what they count.
     pub(super) fn check(&self, is_planned: bool) -> Result<(), String> {
         self.requests.check()?;
-        self.waiting.check()?;
         self.staging.as_ref().map_or(Ok(()), |staging| staging.check(&self.tables))?;
         for (index, table) in self.tables.iter().enumerate() {
             let brings_block = |request: &&Request| {

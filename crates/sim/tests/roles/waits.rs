@@ -187,20 +187,21 @@ fn a_barrier_and_the_start_are_waited_for_until_the_last_worker_comes() {
         let ticket = bench.worker_mut(worker).start(now).expect("starts once");
         tickets.push(begin_wait(&mut bench, worker, ticket));
     }
-    for worker in 0..2 {
-        end_wait(&mut bench, worker, tickets[worker]);
+    for (worker, ticket) in tickets.into_iter().enumerate() {
+        end_wait(&mut bench, worker, ticket);
     }
     let start = WaitCause::Start(WorkerId(1));
     assert_eq!((charges(&bench, 0), charges(&bench, 1)), (vec![(start, 2.0)], vec![]));
     // The other one comes last now.
+    let mut tickets = Vec::new();
     for worker in [1, 0] {
         bench.pass(3.0);
         let now = bench.now();
         let ticket = bench.worker_mut(worker).barrier(now, "epoch").expect("it started");
-        tickets[worker] = begin_wait(&mut bench, worker, ticket);
+        tickets.push((worker, begin_wait(&mut bench, worker, ticket)));
     }
-    for worker in 0..2 {
-        end_wait(&mut bench, worker, tickets[worker]);
+    for (worker, ticket) in tickets {
+        end_wait(&mut bench, worker, ticket);
     }
     let barrier = WaitCause::Barrier(WorkerId(0));
     assert_eq!((charges(&bench, 0), charges(&bench, 1)), (vec![(start, 2.0)], vec![(barrier, 3.0)]));
