@@ -619,18 +619,18 @@ impl Traffic {
             self.take_acknowledgement(session, now, from, id);
         }
         self.tickets.arrived(ticket, from, now, params.delay);
-        self.end_answer(now, id, taken, is_late);
+        self.end_answer(now, id, taken);
     }
 
     /// The answer to a request is over, well or badly.
-    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>, is_late: bool) {
+    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>) {
         let Some(request) = self.requests.get_mut(id) else { return };
+        let is_whole = taken.is_ok() && !request.is_late();
         let (from, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
         if request.end_answer() {
             self.requests.remove(id);
         }
-        let is_whole = taken.is_ok() && !is_late;
         if let Some(pending) = self.tickets.get_mut(ticket) {
             match taken {
                 Err(error) => pending.fail(error),
@@ -906,7 +906,7 @@ impl Traffic {
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             request.take_replica(local, rows);
             self.tickets.arrived(request.ticket(), stream.shard, now, delay);
-            self.end_answer(now, id, Ok(()), false);
+            self.end_answer(now, id, Ok(()));
             false
         });
         if !waiting.is_empty() {
