@@ -43,6 +43,8 @@ class JobPolicies(Policies, total=False):
     placement: Optional[str]
     #: Bytes of parameters that travel in one frame, such as ``"32KB"``.
     chunk: Optional[str]
+    #: Steps that workers make by themselves, such as ``"steps:h=50"`` (:class:`paramill.torch.LocalSteps`).
+    local: Optional[str]
 
 
 #: As it is, in both directions.

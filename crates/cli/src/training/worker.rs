@@ -1,7 +1,10 @@
 //! What one worker of a training job does.
 
+mod local;
+
 use crate::plan::JobPlan;
 use anyhow::{Context, Result};
+use local::LocalTraining;
 use paramill_core::codec::Factors;
 use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
@@ -98,6 +101,10 @@ pub(crate) fn run(
     tell: impl Fn(Step),
 ) -> Result<WorkerResult> {
     let mut tables = create_tables(job, workload.as_ref())?;
+    let mut local = match plan.policy.is_local() {
+        true => Some(LocalTraining::new(job, workload.as_ref(), &tables)?),
+        false => None,
+    };
     job.start().context("the job did not start")?;
     let total = workload.steps_per_epoch() * plan.workload.epochs;
     let last_epoch = total - workload.steps_per_epoch();
@@ -105,7 +112,10 @@ pub(crate) fn run(
     let began = Instant::now();
     let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
     // A worker that joined goes on from where the job is.
-    let first = job.iteration();
+    let first = match &mut local {
+        Some(local) => local.begin(job, &mut tables)?,
+        None => job.iteration(),
+    };
     let work = |clock: u64| {
         let report = job.report();
         Work {
@@ -118,7 +128,7 @@ pub(crate) fn run(
     };
     for step in first..total {
         let touched = workload.prepare(step);
-        for (table, touched) in tables.iter_mut().zip(&touched) {
+        for (table, touched) in tables.iter_mut().zip(&touched).filter(|_| local.is_none()) {
             table.fetch(touched)?;
         }
         let loss = compute(&mut tables, workload.as_mut(), faults, rank, step);
@@ -126,15 +136,23 @@ pub(crate) fn run(
         if step >= last_epoch {
             final_losses.add(loss);
         }
-        for (number, (table, touched)) in tables.iter_mut().zip(&touched).enumerate() {
-            table.send(touched, workload.product(number))?;
+        match &mut local {
+            Some(local) => local.step(job, &mut tables, step)?,
+            None => {
+                for (number, (table, touched)) in tables.iter_mut().zip(&touched).enumerate() {
+                    table.send(touched, workload.product(number))?;
+                }
+                job.clock();
+            }
         }
-        job.clock();
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
             let clock = step + 1;
             tell(Step { rank: rank.0, clock, total, loss: recent.take(), work: work(clock) });
             told = Instant::now();
         }
+    }
+    if let Some(local) = &mut local {
+        local.finish(job, &mut tables, total)?;
     }
     for table in &mut tables {
         table.settle()?;
