@@ -9,6 +9,7 @@ __all__ = [
     "Exchange",
     "Handle",
     "Job",
+    "LocalSteps",
     "Pull",
     "Pump",
     "Reader",
@@ -23,6 +24,7 @@ __all__ = [
     "identity",
     "models_of_rounds",
     "optimizer_parameters",
+    "outer_optimizer",
     "pulls_partially",
     "steps_in_rounds",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import NonFiniteError, OrderError, PolicyError
 from ..job import Job
-from ..policies import AveragingPolicies, Policies
+from ..policies import LocalPolicies, Policies
 from .buckets import Bucket, Slot, pack
 from .compression import Encoded
 from .devices import Pump
@@ -46,10 +46,10 @@ class LocalSteps(WrappedOptimizer):
     :param job: the job to join; ``paramill.init()`` otherwise
     :param buffers: ``model.named_buffers()`` to have them averaged over the workers every `h` steps; else they stay each worker's own
     :param pack_bytes: small parameters are packed into tables of at most this many bytes
-    :param policies: those of these parameters (:class:`paramill.policies.AveragingPolicies`); the job's otherwise
+    :param policies: those of these parameters (:class:`paramill.policies.LocalPolicies`); the job's otherwise
     """
 
-    POLICIES = AveragingPolicies
+    POLICIES = LocalPolicies
     # GradScaler hands its scale and what it found to `step`, instead of leaving a step out that others count.
     _step_supports_amp_scaling = True
     grad_scale: Optional[Tensor]
@@ -68,7 +68,7 @@ class LocalSteps(WrappedOptimizer):
         job: Optional[Job] = None,
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: Optional[int] = None,
-        **policies: Unpack[AveragingPolicies],
+        **policies: Unpack[LocalPolicies],
     ) -> None:
         check_optimizer(optimizer, "these would not be of the same batch")
         check_keywords(LocalSteps, policies)
@@ -217,7 +217,17 @@ class LocalBucket(Bucket):
         assert self._anchor is not None
         with torch.no_grad():
             self._read()
-            self._gradient.copy_(torch.sub(self._anchor, self._now))
+            pseudo = torch.sub(self._anchor, self._now)
+            self._absent = []
+            if not bool(torch.isfinite(pseudo).all()):
+                # The others wait for this worker: it takes part as if it had changed nothing.
+                pseudo.zero_()
+                self._absent = [(0, self.size)]
+                self.refused = NonFiniteError(
+                    f"parameters of `{self.name}` have NaN or Inf at step {step}: nothing of them was pushed, and those of the servers "
+                    "take their place; lower the learning rate"
+                )
+            self._gradient.copy_(pseudo)
             self._anchor.copy_(self._now)
         self._submit(Encoded("gradient", 0, [self._gradient]))
 
