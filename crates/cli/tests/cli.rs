@@ -207,6 +207,7 @@ reduce = \"mean\"
 order = \"arrival\"
 nonfinite = \"reject\"
 chunk = \"32KB\"
+local = \"none\"
 "
     );
     assert_eq!(answer(&["config"]), expected);

@@ -422,6 +422,8 @@ mod tests {
             ),
             ("blocks", with(Axis::Sync, partial), all, None),
             ("blocks of rows", with(Axis::Sync, partial), &all[1..], Some("this job has none")),
+            ("local steps", with(Axis::Local, "steps:h=4"), &all[..1], None),
+            ("local steps of rows", with(Axis::Local, "steps:h=4"), all, Some("of a table of rows they have single")),
         ] {
             let found = job.check_tables(&registry, tables).err().map(|error| error.to_string());
             assert_eq!(found.is_some(), words.is_some(), "{what}: {found:?}");
