@@ -28,7 +28,10 @@ fn local_steps_train_as_well_with_far_fewer_bytes() {
     let every = train(&[]);
     for local in ["steps:h=30", "steps:h=30,fragments=4", "steps:h=30,fragments=4,late=3"] {
         let local = train(&["--local", local]);
-        assert_eq!((&local["optimizer"], &local["steps"]), (&"nesterov:lr=0.7,beta=0.9".into(), &every["steps"]));
+        assert_eq!(
+            (&local["optimizer"], &local["steps"]),
+            (&"nesterov:lr=0.7,beta=0.9".into(), &every["steps"])
+        );
         // 7 or 8 pushes of each table, and the initial values.
         assert!(number(&local, "bytes_pushed") * 20.0 < number(&every, "bytes_pushed"), "{local}");
         assert!(number(&local, "bytes_pulled") * 18.0 < number(&every, "bytes_pulled"), "{local}");
@@ -40,8 +43,12 @@ fn local_steps_train_as_well_with_far_fewer_bytes() {
 #[test]
 fn a_synchronisation_after_every_step_is_synchronous_sgd() {
     let sgd = train(&["--order=ranked", "--optimizer=sgd:lr=0.1"]);
-    let local =
-        train(&["--order=ranked", "--local=steps:h=1,inner=(sgd:lr=0.1)", "--optimizer=sgd:lr=1", "--processes"]);
+    let local = train(&[
+        "--order=ranked",
+        "--local=steps:h=1,inner=(sgd:lr=0.1)",
+        "--optimizer=sgd:lr=1",
+        "--processes",
+    ]);
     assert_eq!(local["bytes_pushed"], sgd["bytes_pushed"]);
     let difference = number(&local, "test_loss") - number(&sgd, "test_loss");
     assert!(difference.abs() < 1e-3, "{difference}");
@@ -83,7 +90,8 @@ fn what_does_not_go_together_is_refused_with_the_cause() {
 fn a_scenario_with_local_steps_runs_in_virtual_time() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("local.toml");
-    std::fs::write(&path, "iterations = 2\nlocal = 'steps:h=5'\n[[tables]]\nname = 'w'\nshape = [10]").unwrap();
+    std::fs::write(&path, "iterations = 2\nlocal = 'steps:h=5'\n[[tables]]\nname = 'w'\nshape = [10]")
+        .unwrap();
     let path = path.to_str().unwrap();
     assert!(paramill(&["sim", "run", path]).status.success());
     let output = paramill(&["sim", "run", path, "--sockets"]);

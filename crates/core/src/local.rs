@@ -60,7 +60,9 @@ impl LocalSteps {
             return Ok(None);
         }
         if spec.name != "steps" {
-            let why = format!("`{text}`: expected none, or steps:h=50[,fragments=4][,late=5][,inner=(adam:lr=1e-3)]");
+            let why = format!(
+                "`{text}`: expected none, or steps:h=50[,fragments=4][,late=5][,inner=(adam:lr=1e-3)]"
+            );
             return Err(SpecError::Parameter { component: "local".into(), why });
         }
         let Config { h, fragments, late, inner } = spec.config()?;
@@ -139,7 +141,9 @@ impl LocalSteps {
     pub fn deal(&self, sizes: &[u64]) -> Result<Vec<usize>, SpecError> {
         let (fragments, tables) = (self.fragments(), sizes.len());
         if fragments > tables {
-            let why = format!("fragments = {fragments}: expected at most {tables}, as many as the model has tables");
+            let why = format!(
+                "fragments = {fragments}: expected at most {tables}, as many as the model has tables"
+            );
             return Err(SpecError::Parameter { component: "steps".into(), why });
         }
         // The largest first, each to the fragment with the least.
@@ -183,7 +187,8 @@ impl fmt::Display for LocalSteps {
 pub fn inner_optimizer(registry: &Registry, text: &str) -> Result<OptimizerPolicy, SpecError> {
     let inner = OptimizerPolicy::parse(&registry.optimizer, text)?;
     if inner.assigns() {
-        let why = format!("inner = {text}: parameters become what is pushed, which is no step; use sgd or adam");
+        let why =
+            format!("inner = {text}: parameters become what is pushed, which is no step; use sgd or adam");
         return Err(SpecError::Parameter { component: "steps".into(), why });
     }
     Ok(inner)
@@ -213,7 +218,8 @@ impl Replica {
     /// made itself.
     pub fn step(&mut self, inner: &OptimizerPolicy, step: u64, parameters: &mut [f32], gradient: &[f32]) {
         self.steps += 1;
-        let norm = |values: &[f32]| if inner.needs_norms() { kernels::squared_norm(values).sqrt() } else { 0.0 };
+        let norm =
+            |values: &[f32]| if inner.needs_norms() { kernels::squared_norm(values).sqrt() } else { 0.0 };
         let input = StepInput {
             version: step,
             t: self.steps,
@@ -236,7 +242,11 @@ impl Replica {
 
     /// Takes the answer to the last push. What was changed since that push stays changed, and goes with the next one.
     pub fn merge(&mut self, parameters: &mut [f32], answer: &[f32]) {
-        assert_eq!((parameters.len(), answer.len()), (self.anchor.len(), self.anchor.len()), "lengths of a table");
+        assert_eq!(
+            (parameters.len(), answer.len()),
+            (self.anchor.len(), self.anchor.len()),
+            "lengths of a table"
+        );
         for ((now, anchor), answer) in parameters.iter_mut().zip(&mut self.anchor).zip(answer) {
             // Exactly the answer where nothing was changed.
             *now = answer + (*now - *anchor);
@@ -379,8 +389,14 @@ mod tests {
                 kernels::add(&mut sum, &pseudo);
                 kernels::add(&mut mean, gradient);
             }
-            let input =
-                StepInput { version: 0, t: 1, scale: 0.5, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 };
+            let input = StepInput {
+                version: 0,
+                t: 1,
+                scale: 0.5,
+                lr_factor: 1.0,
+                parameter_norm: 0.0,
+                gradient_norm: 0.0,
+            };
             outer.step(input, &mut served, &sum, &mut []);
             inner.step(input, &mut plain, &mean, &mut []);
             for (replica, parameters) in &mut workers {

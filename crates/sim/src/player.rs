@@ -113,9 +113,8 @@ impl Local {
 
     /// The number of steps after which something is pushed or merged next.
     fn next_due(&self) -> u64 {
-        let is_due = |made: &u64| {
-            self.steps.pushed_after(*made).is_some() || self.steps.merged_after(*made).is_some()
-        };
+        let is_due =
+            |made: &u64| self.steps.pushed_after(*made).is_some() || self.steps.merged_after(*made).is_some();
         (self.made + 1..).find(is_due).expect("every fragment has its turn")
     }
 
@@ -527,7 +526,8 @@ impl Player {
         may_have_nan: bool,
     ) -> Result<Ticket, WorkerError> {
         let is_wanted = |slab: &Slab| wanted(slab.table().0 as usize);
-        let (mut slabs, others) = std::mem::take(&mut self.slabs).into_iter().partition::<Vec<_>, _>(is_wanted);
+        let (mut slabs, others) =
+            std::mem::take(&mut self.slabs).into_iter().partition::<Vec<_>, _>(is_wanted);
         self.slabs = others;
         for slab in &mut slabs {
             let table = slab.table();

@@ -83,8 +83,18 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 10] =
-    ["join", "landing", "local", "nan", "reader", "restart", "rows-broadcast", "slab", "switch", "three-tier"];
+pub const EVENTS: [&str; 10] = [
+    "join",
+    "landing",
+    "local",
+    "nan",
+    "reader",
+    "restart",
+    "rows-broadcast",
+    "slab",
+    "switch",
+    "three-tier",
+];
 
 /// Everything that a swarm draws: `axis/name` for each registered component, and [`EVENTS`].
 pub fn drawable() -> Vec<String> {

@@ -8,11 +8,12 @@ const ELEMENTS: u64 = 100_000;
 
 fn run(iterations: u64, local: &str) -> Report {
     let table = |name: &str| TableConfig { name: name.into(), shape: vec![ELEMENTS], rows: false };
-    let mut job = Scenario { iterations, tables: ["a", "b", "c", "d"].map(table).into(), ..Scenario::new(2, 1, 1) };
+    let mut job =
+        Scenario { iterations, tables: ["a", "b", "c", "d"].map(table).into(), ..Scenario::new(2, 1, 1) };
     job.compute.jitter = 0.0;
     // A table takes 32 ms on its link, and a step 10 ms.
     job.network.gbit_per_s = 0.1;
-    let report = run_scenario(&job.with(Axis::Local, local)).unwrap();
+    let report = run_scenario(&job.with(Axis::Local, local)).expect("the scenario can be run");
     assert!(report.finished, "{local}: {:?}", report.stalled);
     report
 }
@@ -46,7 +47,8 @@ fn fragments_and_late_answers_change_times_and_nothing_else() {
 
 #[test]
 fn more_fragments_than_tables_are_refused() {
-    let job = Scenario { iterations: 2, ..Scenario::new(2, 1, 100) }.with(Axis::Local, "steps:h=4,fragments=2");
+    let job =
+        Scenario { iterations: 2, ..Scenario::new(2, 1, 100) }.with(Axis::Local, "steps:h=4,fragments=2");
     let report = run_scenario(&job).unwrap();
     let doing = &report.workers[0].doing;
     assert!(!report.finished && doing.contains("fragments = 2: expected at most 1"), "{doing}");

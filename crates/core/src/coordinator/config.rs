@@ -268,7 +268,12 @@ fn check_broadcast(table: &TableSpec, policy: &Policy, sync: &SyncPolicy) -> Res
 }
 
 /// Whether workers can make local steps on a table. They have it whole, and each fragment is pushed and answered by itself.
-fn check_local(table: &TableSpec, policy: &Policy, sync: &SyncPolicy, registry: &Registry) -> Result<(), String> {
+fn check_local(
+    table: &TableSpec,
+    policy: &Policy,
+    sync: &SyncPolicy,
+    registry: &Registry,
+) -> Result<(), String> {
     let local = format!("{}={}", Axis::Local, policy.get(Axis::Local));
     if table.rows {
         return Err(format!(
@@ -423,7 +428,12 @@ mod tests {
             ("blocks", with(Axis::Sync, partial), all, None),
             ("blocks of rows", with(Axis::Sync, partial), &all[1..], Some("this job has none")),
             ("local steps", with(Axis::Local, "steps:h=4"), &all[..1], None),
-            ("local steps of rows", with(Axis::Local, "steps:h=4"), all, Some("of a table of rows they have single")),
+            (
+                "local steps of rows",
+                with(Axis::Local, "steps:h=4"),
+                all,
+                Some("of a table of rows they have single"),
+            ),
         ] {
             let found = job.check_tables(&registry, tables).err().map(|error| error.to_string());
             assert_eq!(found.is_some(), words.is_some(), "{what}: {found:?}");

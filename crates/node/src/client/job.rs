@@ -147,7 +147,7 @@ impl Job {
     }
 
     /// The steps that the job has workers make by themselves, if its policy `local` asks for some. Whoever asks follows it:
-    /// [`LocalSteps`] says what is pushed when, and a [`Replica`](paramill_core::local::Replica) computes it. Asked before
+    /// [`LocalSteps`] says what is pushed when, and a [`Replica`](super::Replica) computes it. Asked before
     /// [`Job::start`], which refuses programs that did not ask.
     pub fn local_steps(&self) -> Result<Option<LocalSteps>, ClientError> {
         let local = self.policies()?.policy.local(&self.registry);

@@ -26,7 +26,10 @@ fn begun(follows: bool) -> (Bench, Option<Result<(), WorkerError>>) {
 fn a_worker_that_does_not_follow_the_policy_is_told() {
     let (_, outcome) = begun(false);
     let why = outcome.expect("it does not wait").unwrap_err().to_string();
-    assert!(why.starts_with("the job has local=steps:h=4,fragments=2, and this program synchronises"), "{why}");
+    assert!(
+        why.starts_with("the job has local=steps:h=4,fragments=2, and this program synchronises"),
+        "{why}"
+    );
 }
 
 #[test]
