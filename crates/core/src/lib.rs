@@ -22,6 +22,7 @@ pub mod landing;
 pub mod lease;
 pub mod limits;
 pub mod link;
+pub mod local;
 pub mod optimizer;
 pub mod placement;
 pub mod policy;

@@ -50,7 +50,7 @@ use crate::hands::Alone;
 use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
 use crate::limits;
-use crate::policy::JobPolicies;
+use crate::policy::{Axis, JobPolicies};
 use crate::registry::Registry;
 use crate::role::{Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
@@ -81,6 +81,8 @@ pub struct Worker {
     traffic: Traffic,
     barriers: Barriers,
     rulings: Rulings,
+    /// Whether its application makes the steps that the policy `local` asks for.
+    steps_locally: bool,
 }
 
 impl Worker {
@@ -92,6 +94,7 @@ impl Worker {
             traffic: Traffic::new(now),
             barriers: Barriers::default(),
             rulings: Rulings::default(),
+            steps_locally: false,
         }
     }
 
@@ -216,6 +219,12 @@ impl Worker {
             return Err(WorkerError::Order("tables are packed before `start`".into()));
         }
         self.traffic.tables_mut().pack(packs)
+    }
+
+    /// Says, before [`Worker::start`], that the application follows the policy `local`. A job with that policy refuses workers
+    /// that do not: they would push gradients where pseudo-gradients are expected, and `h` times as often.
+    pub fn step_locally(&mut self) {
+        self.steps_locally = true;
     }
 
     /// Joins: the ticket is due when the plan and the initial values are here.
@@ -649,6 +658,15 @@ impl Worker {
     /// The whole plan: the first one, or one that may tell of changes that were lost with a connection.
     fn take_plan(&mut self, now: Time, plan: Plan) {
         let Some(known) = self.session.plan() else {
+            let takes_part = self.session.access() != Access::ReadOnly;
+            if takes_part && plan.policy.is_local() && !self.steps_locally {
+                let local = plan.policy.get(Axis::Local);
+                self.session.fail(WorkerError::Order(format!(
+                    "the job has local={local}, and this program synchronises at every step: make a pm.torch.LocalSteps (in Rust, \
+                     follow Job::local_steps), or start the job without `local`"
+                )));
+                return;
+            }
             if self.traffic.begin(&mut self.session, &self.registry, now, plan) {
                 self.handle_timeout(now);
             }

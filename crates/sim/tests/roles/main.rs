@@ -17,6 +17,7 @@ mod joining;
 mod landing;
 mod layers;
 mod lemmas;
+mod local;
 mod membership;
 mod policies;
 mod processes;
