@@ -302,6 +302,7 @@ fn job(dice: &mut Dice, seed: u64) -> Scenario {
         jitter: dice.between(0.0, 1.0),
         straggle_p: if dice.chance(0.3) { dice.between(0.0, 0.1) } else { 0.0 },
         straggle_factor: dice.between(1.0, 10.0),
+        ..ComputeModel::default()
     };
     let judge = JudgeModel {
         lead: dice.whole(0, 3) as u32,
@@ -329,9 +330,9 @@ fn job(dice: &mut Dice, seed: u64) -> Scenario {
 fn table(dice: &mut Dice, number: u64) -> TableConfig {
     let name = format!("{}{number}", dice.pick(&["conv", "fc", "emb"]));
     if dice.chance(0.3) {
-        return TableConfig { name, shape: vec![dice.whole(1, 60), dice.whole(1, 6)], rows: true };
+        return TableConfig { name, shape: vec![dice.whole(1, 60), dice.whole(1, 6)], rows: true, macs: 0 };
     }
-    TableConfig { name, shape: vec![dice.magnitude(1.0, 500.0) as u64], rows: false }
+    TableConfig { name, shape: vec![dice.magnitude(1.0, 500.0) as u64], rows: false, macs: 0 }
 }
 
 fn models(
