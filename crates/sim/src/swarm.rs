@@ -10,6 +10,7 @@ pub use draw::Drawn;
 use crate::canary::Canary;
 use crate::checkers::{Checkers, ExactlyOnce, Memory, Readers, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
+use crate::compute::SendMode;
 use crate::gradient::Gradients;
 use crate::network::Topology;
 use crate::report::{Report, run_scenario};
@@ -83,8 +84,18 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 9] =
-    ["join", "landing", "nan", "reader", "restart", "rows-broadcast", "slab", "switch", "three-tier"];
+pub const EVENTS: [&str; 10] = [
+    "join",
+    "landing",
+    "layerwise",
+    "nan",
+    "reader",
+    "restart",
+    "rows-broadcast",
+    "slab",
+    "switch",
+    "three-tier",
+];
 
 /// Everything that a swarm draws: `axis/name` for each registered component, and [`EVENTS`].
 pub fn drawable() -> Vec<String> {
@@ -188,6 +199,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     let happened = [
         ("join", has_joined),
         ("landing", counts.landings > 0),
+        ("layerwise", drawn.scenario.compute.send == SendMode::Layerwise),
         ("nan", nans > 0),
         ("reader", drawn.scenario.readers > 0),
         ("restart", counts.restarts > 0),

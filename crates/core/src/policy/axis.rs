@@ -31,6 +31,8 @@ pub enum Axis {
     NonFinite,
     /// Bytes of parameters that travel in one frame.
     Chunk,
+    /// Which frames overtake others.
+    Priority,
 }
 
 /// One axis of [`AXES`].
@@ -75,7 +77,7 @@ pub enum Text {
 }
 
 /// Every axis, in the order in which users are shown them.
-pub static AXES: [Info; 10] = [
+pub static AXES: [Info; 11] = [
     Info {
         axis: Axis::Sync,
         name: "sync",
@@ -165,6 +167,15 @@ pub static AXES: [Info; 10] = [
         scope: Scope::Job,
         fixed: Some("tables were cut into chunks, and these given to cores, when the job started"),
         text: Text::Bytes,
+    },
+    Info {
+        axis: Axis::Priority,
+        name: "priority",
+        default: "front",
+        about: "Which gradients and parameters overtake others that wait to be sent: those of tables created earlier, or none",
+        scope: Scope::Table,
+        fixed: None,
+        text: Text::Choice(&["front", "none"]),
     },
 ];
 

@@ -218,8 +218,14 @@ fn policies_of(
     let codecs = (valid_from != local.valid_from())
         .then(|| TableCodecs::new(registry, local.layout().spec(), &policy, sender).map_err(fault))
         .transpose()?;
-    let is_broadcast = policy.is_broadcast();
-    Ok(TablePolicies { nonfinite: policy.nonfinite(), sync, is_broadcast, valid_from, codecs })
+    Ok(TablePolicies {
+        nonfinite: policy.nonfinite(),
+        is_prioritized: policy.is_prioritized(),
+        sync,
+        is_broadcast: policy.is_broadcast(),
+        valid_from,
+        codecs,
+    })
 }
 
 impl Index<usize> for Tables {

@@ -510,7 +510,7 @@ impl Traffic {
         let table = &self.tables[request.table()];
         // A later epoch would say nothing more, and an aggregator may not know it yet.
         let (epoch, layout) = (table.valid_from(), table.layout());
-        let is_broadcast = table.is_broadcast();
+        let (is_broadcast, is_prioritized) = (table.is_broadcast(), table.is_prioritized());
         let context = request::Context { id, epoch, scheduler: &self.scheduler, layout, is_broadcast };
         let to = session.connection(request.shard());
         let reporter = &mut self.reporter;
@@ -518,7 +518,7 @@ impl Traffic {
             if frame.header.kind == Kind::Push {
                 reporter.note_pushed(frame.header.payload_bytes);
             }
-            session.send(to, frame);
+            session.send_request(to, frame, is_prioritized);
         });
     }
 

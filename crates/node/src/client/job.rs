@@ -90,7 +90,11 @@ impl Job {
         let shared = Arc::new(Shared::new(worker, wakers, options.timeout));
         let dialler = Dialler {
             transport: options.transport,
-            sockets: SocketOptions::new(options.congestion.as_deref())?,
+            sockets: SocketOptions::new(options.congestion.as_deref())?.at_rate(
+                options.rate,
+                options.transport,
+                options.memory.is_some(),
+            )?,
             memory,
             hub: options.memory.clone(),
         };

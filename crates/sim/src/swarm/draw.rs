@@ -4,7 +4,7 @@ use super::components::{self, Components, Wanted};
 use super::dice::Dice;
 use crate::canary::Canary;
 use crate::cluster::{Cluster, Play};
-use crate::compute::ComputeModel;
+use crate::compute::{ComputeModel, SendMode};
 use crate::gradient::Gradients;
 use crate::judge::JudgeModel;
 use crate::network::{BackgroundConfig, Fill, NetworkConfig, RateChange, ThreeTier, Topology};
@@ -108,6 +108,7 @@ impl Drawn {
             &mut scenario,
         )?;
         readers(&mut Dice::new(Prng::fork(seed, 0x7265_6164)), &mut scenario);
+        transmission(&mut Dice::new(Prng::fork(seed, 0x7472_616e)), &mut scenario);
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
         // Slabs are not pulled partially.
         let slabs = dice.chance(0.4) && !is_partial && wanted.has_dense;
@@ -201,6 +202,21 @@ impl Drawn {
     }
 }
 
+/// When gradients leave, and what overtakes what.
+fn transmission(dice: &mut Dice, scenario: &mut Scenario) {
+    if dice.chance(0.4) {
+        scenario.compute.send = SendMode::Layerwise;
+    }
+    if dice.chance(0.3) {
+        scenario.policy = scenario.policy.clone().with(Axis::Priority, "none");
+    }
+    if dice.chance(0.1) {
+        let policies = Policies::of([(Axis::Priority, dice.pick(&["front", "none"]))]);
+        let change = PolicyOverride::new(dice.pick(&["*", "fc*", "*1"]), policies);
+        scenario.switches.push(Switch { at_s: dice.between(0.0, 2.0), change });
+    }
+}
+
 /// Every consistency model of a job.
 fn models_of(scenario: &Scenario) -> impl Iterator<Item = &str> {
     let changes = scenario.switches.iter().map(|switch| &switch.change).chain(&scenario.overrides);
@@ -258,6 +274,9 @@ impl fmt::Display for Drawn {
         let Play { slabs, nan_p, several_addresses, .. } = self.play;
         if slabs {
             write!(f, "; slabs")?;
+        }
+        if self.scenario.compute.send == SendMode::Layerwise {
+            write!(f, "; layer by layer")?;
         }
         if nan_p > 0.0 {
             write!(f, "; NaN with probability {nan_p:.3}")?;
@@ -361,8 +380,9 @@ fn models(
             scenario.overrides.push(PolicyOverride::new(table, policies).on(server));
         }
     }
-    // Every policy that may change while a job runs does so.
-    let changeable: Vec<&Info> = AXES.iter().filter(|info| info.fixed.is_none()).collect();
+    // Every policy that may change while a job runs does so; that of priorities in `transmission`.
+    let may_change = |info: &&Info| info.fixed.is_none() && info.axis != Axis::Priority;
+    let changeable: Vec<&Info> = AXES.iter().filter(may_change).collect();
     for _ in 0..dice.whole(0, 2) {
         let info = changeable[dice.below(changeable.len())];
         let text = match info.text {
