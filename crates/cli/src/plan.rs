@@ -291,6 +291,7 @@ mod tests {
         aggregators = 3
         processes = true
         transport = "tcp"
+        rate = "800Mbit"
         timeout = "90s"
 
         [policy]

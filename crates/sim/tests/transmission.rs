@@ -2,6 +2,8 @@
 //!
 //! Four hosts with a server and a worker each, as in MPS's Figure 5.4; virtual time, so that ratios are exact.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
 use paramill_sim::report::{Report, run_scenario};
 use paramill_sim::scenario::Scenario;
 
@@ -34,7 +36,6 @@ fn front_layers_overtake_where_links_are_what_is_waited_for() {
     let [end, fifo, front] = [("end", "front"), ("layerwise", "none"), ("layerwise", "front")]
         .map(|(send, priority)| run(send, &format!("priority = '{priority}'"), network));
     let (in_turn, overtaking) = (end.seconds / fifo.seconds, end.seconds / front.seconds);
-    println!("{in_turn} {overtaking}");
     assert!(overtaking > 1.2, "{overtaking}");
     assert!(overtaking > in_turn * 1.03, "{in_turn} in turn, {overtaking} with priority");
     assert_eq!(fifo.tables, front.tables, "and what is learned is the same, bit for bit");

@@ -9,8 +9,9 @@ use paramill_core::status::{MemberState, Status};
 use paramill_core::types::WorkerId;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
 use paramill_sim::report::parameter_hash;
-use paramill_train::{ProductGradient, Touched, Workload};
+use paramill_train::{LayerFlow, ProductGradient, Touched, Workload};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// How often a worker says how far it is.
@@ -116,18 +117,14 @@ pub(crate) fn run(
             bytes_relayed: report.bytes_relayed,
         }
     };
+    let mut gradients = vec![Vec::new(); tables.len()];
     for step in first..total {
         let touched = workload.prepare(step);
-        for (table, touched) in tables.iter_mut().zip(&touched) {
-            table.fetch(touched)?;
-        }
-        let loss = compute(&mut tables, workload.as_mut(), faults, rank, step);
+        let flow = Flow::new(&mut tables, &touched, is_slowed(faults, rank, step));
+        let loss = flow.step(workload.as_mut(), &mut gradients, faults, rank, step)?;
         recent.add(loss);
         if step >= last_epoch {
             final_losses.add(loss);
-        }
-        for (number, (table, touched)) in tables.iter_mut().zip(&touched).enumerate() {
-            table.send(touched, workload.product(number))?;
         }
         job.clock();
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
@@ -156,7 +153,6 @@ pub(crate) fn run(
 struct Trained {
     table: Table,
     values: Vec<f32>,
-    gradient: Vec<f32>,
     /// The latest push of a sparse table, not yet known to have arrived.
     pushed: Option<Handle>,
 }
@@ -164,7 +160,7 @@ struct Trained {
 fn create_tables(job: &Job, workload: &dyn Workload) -> Result<Vec<Trained>> {
     let create = |(index, spec)| {
         let table = job.table(spec, workload.initial(index))?;
-        Ok(Trained { table, values: Vec::new(), gradient: Vec::new(), pushed: None })
+        Ok(Trained { table, values: Vec::new(), pushed: None })
     };
     workload.tables().into_iter().enumerate().map(create).collect()
 }
@@ -185,18 +181,23 @@ impl Trained {
         Ok(())
     }
 
-    /// Sends the gradient of the step that was computed. One that is a product travels as such where the codec is `factors`.
-    fn send(&mut self, touched: &Touched, product: Option<ProductGradient<'_>>) -> Result<()> {
+    /// Sends a gradient that was computed. One that is a product travels as such where the codec is `factors`.
+    fn send(
+        &mut self,
+        touched: &Touched,
+        gradient: &[f32],
+        product: Option<ProductGradient<'_>>,
+    ) -> Result<()> {
         match (touched, product) {
             (Touched::Rows(rows), _) => {
                 self.settle()?;
-                self.pushed = Some(self.table.push(Gradient::Rows { rows, values: &self.gradient })?);
+                self.pushed = Some(self.table.push(Gradient::Rows { rows, values: gradient })?);
             }
             (Touched::All, Some(ProductGradient { rank, u, v })) => {
                 let factors = Factors { rank: rank as u32, u: &u, v };
-                self.table.update(Gradient::Product { values: &self.gradient, factors })?;
+                self.table.update(Gradient::Product { values: gradient, factors })?;
             }
-            (Touched::All, None) => self.table.update(&self.gradient)?,
+            (Touched::All, None) => self.table.update(gradient)?,
         }
         Ok(())
     }
@@ -210,28 +211,80 @@ impl Trained {
     }
 }
 
-/// One step of the model, made longer where a fault says so.
-fn compute(
-    tables: &mut [Trained],
-    workload: &mut dyn Workload,
-    faults: &FaultPlan,
-    rank: WorkerId,
-    step: u64,
-) -> f64 {
-    let began = Instant::now();
-    let mut gradients: Vec<Vec<f32>> =
-        tables.iter_mut().map(|table| std::mem::take(&mut table.gradient)).collect();
-    let values: Vec<&[f32]> = tables.iter().map(|table| table.values.as_slice()).collect();
-    let loss = workload.step(&values, &mut gradients);
-    for (table, gradient) in tables.iter_mut().zip(gradients) {
-        table.gradient = gradient;
+/// Whether a fault makes this worker's step last longer.
+fn is_slowed(faults: &FaultPlan, rank: WorkerId, step: u64) -> bool {
+    faults.step_time(rank, step).is_some() || faults.compute_factor(rank).total_cmp(&1.0).is_ne()
+}
+
+/// One step's way to the servers and back, layer by layer.
+struct Flow<'a> {
+    tables: &'a mut [Trained],
+    touched: &'a [Touched],
+    /// Gradients leave at the end of the step: a fault makes it longer, and they must not be there before.
+    holds_back: bool,
+    /// Waiting for parameters, which is no computation.
+    waited: Duration,
+    error: Option<anyhow::Error>,
+}
+
+impl<'a> Flow<'a> {
+    fn new(tables: &'a mut [Trained], touched: &'a [Touched], holds_back: bool) -> Flow<'a> {
+        Flow { tables, touched, holds_back, waited: Duration::ZERO, error: None }
     }
-    let took = began.elapsed();
-    let meant = faults.step_time(rank, step).unwrap_or(took).mul_f64(faults.compute_factor(rank).max(0.0));
-    if let Some(longer) = meant.checked_sub(took) {
-        std::thread::sleep(longer);
+
+    /// One step of the model, made longer where a fault says so. Returns its loss.
+    fn step(
+        mut self,
+        workload: &mut dyn Workload,
+        gradients: &mut [Vec<f32>],
+        faults: &FaultPlan,
+        rank: WorkerId,
+        step: u64,
+    ) -> Result<f64> {
+        let began = Instant::now();
+        let loss = workload.step_by_layers(gradients, &mut self);
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let loss = loss.context("the step was given up without a reason")?;
+        if self.holds_back {
+            let took = began.elapsed().saturating_sub(self.waited);
+            let meant =
+                faults.step_time(rank, step).unwrap_or(took).mul_f64(faults.compute_factor(rank).max(0.0));
+            std::thread::sleep(meant.saturating_sub(took));
+            for (number, (table, touched)) in self.tables.iter_mut().zip(self.touched).enumerate() {
+                table.send(touched, &gradients[number], workload.product(number))?;
+            }
+        }
+        Ok(f64::from(loss))
     }
-    f64::from(loss)
+
+    /// Whether something succeeded; what did not is told when the step has ended.
+    fn note(&mut self, result: Result<()>) -> bool {
+        self.error = self.error.take().or(result.err());
+        self.error.is_none()
+    }
+}
+
+impl LayerFlow for Flow<'_> {
+    fn fetch(&mut self, mut tables: Range<usize>) -> bool {
+        let began = Instant::now();
+        let fetched = tables.try_for_each(|table| self.tables[table].fetch(&self.touched[table]));
+        self.waited += began.elapsed();
+        self.note(fetched)
+    }
+
+    fn values(&self, table: usize) -> &[f32] {
+        &self.tables[table].values
+    }
+
+    fn ready(&mut self, table: usize, gradient: &[f32], product: Option<ProductGradient<'_>>) -> bool {
+        if self.holds_back {
+            return true;
+        }
+        let sent = self.tables[table].send(&self.touched[table], gradient, product);
+        self.note(sent)
+    }
 }
 
 /// Of all dense tables together, as this worker has them.
