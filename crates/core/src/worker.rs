@@ -129,6 +129,11 @@ impl Worker {
         self.traffic.current_clock()
     }
 
+    /// Whether rounds may close without this worker, which then leaves their iterations out.
+    pub fn leaves_out(&self) -> bool {
+        self.traffic.tables().catch_up()
+    }
+
     /// Bytes moved so far.
     pub fn report(&self) -> WorkerReport {
         self.traffic.report()

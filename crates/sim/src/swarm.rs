@@ -10,6 +10,7 @@ pub use draw::Drawn;
 use crate::canary::Canary;
 use crate::checkers::{Checkers, ExactlyOnce, Memory, Readers, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
+use crate::compute::SendMode;
 use crate::gradient::Gradients;
 use crate::network::Topology;
 use crate::report::{Report, run_scenario};
@@ -83,9 +84,10 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 10] = [
+pub const EVENTS: [&str; 11] = [
     "join",
     "landing",
+    "layerwise",
     "local",
     "nan",
     "reader",
@@ -198,6 +200,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     let happened = [
         ("join", has_joined),
         ("landing", counts.landings > 0),
+        ("layerwise", drawn.scenario.compute.send == SendMode::Layerwise),
         ("local", drawn.scenario.policy.is_local()),
         ("nan", nans > 0),
         ("reader", drawn.scenario.readers > 0),

@@ -52,6 +52,7 @@ pub(super) struct LocalTable {
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
+    is_prioritized: bool,
     /// This worker's instance of the consistency model, once there is a plan.
     sync: Option<SyncPolicy>,
     /// Until they are sent.
@@ -92,6 +93,8 @@ pub(super) struct Planned {
 #[derive(Debug)]
 pub(super) struct TablePolicies {
     pub(super) nonfinite: NonFinite,
+    /// Its frames overtake those of tables that were created later.
+    pub(super) is_prioritized: bool,
     pub(super) sync: SyncPolicy,
     pub(super) is_broadcast: bool,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
@@ -128,6 +131,7 @@ impl LocalTable {
             staged_type: DType::F32,
             valid_from: 0,
             nonfinite: NonFinite::default(),
+            is_prioritized: false,
             sync: None,
             initial,
             pushed: None,
@@ -156,8 +160,9 @@ impl LocalTable {
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
     /// ([`LocalTable::decoded`]).
     pub(super) fn follow(&mut self, policies: TablePolicies, decoders: &mut Decoders) {
-        let TablePolicies { nonfinite, sync, is_broadcast, valid_from, codecs } = policies;
+        let TablePolicies { nonfinite, is_prioritized, sync, is_broadcast, valid_from, codecs } = policies;
         self.nonfinite = nonfinite;
+        self.is_prioritized = is_prioritized;
         self.sync = Some(sync);
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
@@ -323,6 +328,10 @@ impl LocalTable {
     }
 
     /// Gradients with NaN or Inf that were found here.
+    pub(super) fn is_prioritized(&self) -> bool {
+        self.is_prioritized
+    }
+
     pub(super) fn nonfinite_seen(&self) -> u64 {
         self.nonfinite_seen
     }
@@ -731,6 +740,7 @@ mod tests {
             chunks: vec![Chunk { shard, start: 0, len: 4 }],
             policies: TablePolicies {
                 nonfinite: NonFinite::Reject,
+                is_prioritized: false,
                 sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
                 is_broadcast: false,
                 valid_from: 1,
@@ -796,6 +806,7 @@ mod tests {
     fn use_policy(table: &mut LocalTable, policy: Policy) {
         let policies = TablePolicies {
             nonfinite: NonFinite::Reject,
+            is_prioritized: false,
             sync: SyncPolicy::parse(&Registry::builtin().consistency, "bsp").unwrap(),
             is_broadcast: false,
             valid_from: table.valid_from() + 1,

@@ -4,7 +4,7 @@ use super::WorkerError;
 use crate::address::{Addresses, CoreAddresses};
 use crate::limits;
 use crate::link::Link;
-use crate::role::{Frame, Level, Lost, Outbox, Output};
+use crate::role::{Frame, Level, Lost, Outbox, Output, Priority};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, Refusal, ServedShard, Standing, Welcome};
@@ -428,7 +428,15 @@ impl Session {
 
     pub(super) fn send(&mut self, to: ConnectionId, frame: Frame) {
         let lane = self.lane_of(to);
-        self.outputs[lane].push_back(Output::Send { to, frame });
+        self.outputs[lane].push_back(Output::send(to, frame));
+    }
+
+    /// Sends a frame of a request. It may overtake others on its way to a shard; an aggregator adds up in the order of arrival.
+    pub(super) fn send_request(&mut self, to: ConnectionId, frame: Frame, is_prioritized: bool) {
+        let is_direct = matches!(to, ConnectionId::Node(_));
+        let priority = (is_prioritized && is_direct).then(|| Priority::of(&frame.header));
+        let lane = self.lane_of(to);
+        self.outputs[lane].push_back(Output::Send { to, frame, priority });
     }
 
     /// The loop of a connection.

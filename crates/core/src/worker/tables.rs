@@ -23,6 +23,11 @@ pub(super) struct Tables {
 }
 
 impl Tables {
+    /// Whether every table's model has workers leave out iterations whose rounds closed without them.
+    pub(super) fn catch_up(&self) -> bool {
+        self.iter().all(LocalTable::catches_up)
+    }
+
     /// The shards that have a part of some table.
     pub(super) fn shards(&self) -> BTreeSet<ShardId> {
         self.tables.iter().flat_map(|local| local.layout().shards()).collect()
@@ -218,8 +223,14 @@ fn policies_of(
     let codecs = (valid_from != local.valid_from())
         .then(|| TableCodecs::new(registry, local.layout().spec(), &policy, sender).map_err(fault))
         .transpose()?;
-    let is_broadcast = policy.is_broadcast();
-    Ok(TablePolicies { nonfinite: policy.nonfinite(), sync, is_broadcast, valid_from, codecs })
+    Ok(TablePolicies {
+        nonfinite: policy.nonfinite(),
+        is_prioritized: policy.is_prioritized(),
+        sync,
+        is_broadcast: policy.is_broadcast(),
+        valid_from,
+        codecs,
+    })
 }
 
 impl Index<usize> for Tables {

@@ -315,7 +315,7 @@ impl Traffic {
         self.newest = self.newest.max(version);
         let has_begun = self.submitting.contains(&self.clock)
             || self.tables.iter().any(|table| table.has_pushed(self.clock));
-        if self.newest <= self.clock || has_begun || !self.tables.iter().all(LocalTable::catches_up) {
+        if self.newest <= self.clock || has_begun || !self.tables.catch_up() {
             return;
         }
         self.clock = self.newest;
@@ -540,7 +540,7 @@ impl Traffic {
         let table = &self.tables[request.table()];
         // A later epoch would say nothing more, and an aggregator may not know it yet.
         let (epoch, layout) = (table.valid_from(), table.layout());
-        let is_broadcast = table.is_broadcast();
+        let (is_broadcast, is_prioritized) = (table.is_broadcast(), table.is_prioritized());
         let context = request::Context { id, epoch, scheduler: &self.scheduler, layout, is_broadcast };
         let to = session.connection(request.shard());
         let reporter = &mut self.reporter;
@@ -548,7 +548,7 @@ impl Traffic {
             if frame.header.kind == Kind::Push {
                 reporter.note_pushed(frame.header.payload_bytes);
             }
-            session.send(to, frame);
+            session.send_request(to, frame, is_prioritized);
         });
     }
 

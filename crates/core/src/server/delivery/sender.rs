@@ -2,7 +2,7 @@
 
 use super::pulls::PendingPull;
 use crate::limits;
-use crate::role::{Body, Frame, Outbox, Output};
+use crate::role::{Body, Frame, Outbox, Output, Priority};
 use crate::server::table_shard::{ChunkAnswer, TableShard};
 use crate::store::Place;
 use crate::types::{Clock, NodeId, TableId, WorkerId};
@@ -137,7 +137,10 @@ impl Sender<'_> {
 
     fn send(&mut self, to: NodeId, frame: Frame) {
         *self.bytes += u64::from(frame.header.payload_bytes);
-        self.frames.push_back(Output::Send { to: to.into(), frame });
+        // An aggregator passes answers on in the order in which they come.
+        let is_prioritized = self.table.is_prioritized() && matches!(to, NodeId::Worker(_));
+        let priority = is_prioritized.then(|| Priority::of(&frame.header));
+        self.frames.push_back(Output::Send { to: to.into(), frame, priority });
     }
 }
 
