@@ -75,6 +75,8 @@ pub struct Player {
     read: Vec<(TableId, u64)>,
     /// What changed while it was read.
     torn: Option<String>,
+    /// The ticket that the application waits for.
+    waits_for: Option<Ticket>,
     /// The pull that is being judged, and until when.
     judged: Option<(Time, Asked)>,
     /// NaNs that were put into gradients.
@@ -131,6 +133,7 @@ enum State {
     /// Waits for the rows of this iteration.
     Pulling {
         since: Time,
+        clock: Clock,
     },
     Computing {
         until: Time,
@@ -180,6 +183,7 @@ impl Player {
             read: Vec::new(),
             torn: None,
             judged: None,
+            waits_for: None,
             nans: 0,
             times: Times::default(),
             first_clock: 0,
@@ -315,18 +319,22 @@ impl Player {
     fn next_state(&mut self, now: Time) -> Option<Result<State, WorkerError>> {
         match &mut self.state {
             State::Starting(ticket) => {
-                let outcome = self.worker.outcome(*ticket)?;
+                let outcome = outcome(&mut self.worker, &mut self.waits_for, now, *ticket)?;
                 self.worker.redeem(*ticket);
                 self.times.started = outcome.is_ok().then_some(now);
                 self.first_clock = self.worker.current_clock();
                 Some(outcome.and_then(|()| self.take_slabs()).and_then(|()| self.begin(now)))
             }
-            State::Pulling { since } => {
-                let since = *since;
-                if let Err(error) = self.collect(None)? {
+            State::Pulling { since, clock } => {
+                let (since, clock) = (*since, *clock);
+                if let Err(error) = self.collect(now, None)? {
                     return Some(Err(error));
                 }
                 self.times.waited += now.since(since);
+                // The rows were of a round that has closed: it goes on with the one that is open.
+                if clock != self.worker.current_clock() {
+                    return Some(self.begin(now));
+                }
                 let time = self.program.compute.step(self.worker.current_clock());
                 self.times.computed += time;
                 (0..self.program.tables.len()).for_each(|table| self.remember_read(table));
@@ -341,14 +349,14 @@ impl Player {
             State::Computing { .. } | State::Lingering { .. } => None,
             State::Waiting { since } => {
                 let since = *since;
-                if let Err(error) = self.collect(None)? {
+                if let Err(error) = self.collect(now, None)? {
                     return Some(Err(error));
                 }
                 self.times.waited += now.since(since);
                 Some(self.begin(now))
             }
             State::Leaving(ticket) => {
-                let outcome = self.worker.outcome(*ticket)?;
+                let outcome = outcome(&mut self.worker, &mut self.waits_for, now, *ticket)?;
                 self.stop = outcome.is_ok().then_some(Output::Stop { error: None });
                 Some(outcome.map(|()| State::Over))
             }
@@ -376,7 +384,7 @@ impl Player {
             self.rows[index].0 = rows;
         }
         if self.program.layers.is_none() {
-            return Ok(State::Pulling { since: now });
+            return Ok(State::Pulling { since: now, clock });
         }
         let step = self.program.compute.step(clock);
         self.times.computed += step;
@@ -401,7 +409,7 @@ impl Player {
         match at {
             Layer::Waiting { since } => {
                 if let Stage::Forward(table) = stage {
-                    if let Err(error) = self.collect(Some(table))? {
+                    if let Err(error) = self.collect(now, Some(table))? {
                         return Some(Err(error));
                     }
                     self.remember_read(table);
@@ -433,14 +441,14 @@ impl Player {
     }
 
     /// Takes what has come for a table, or for all of them. `None` while something of it is under way.
-    fn collect(&mut self, table: Option<usize>) -> Option<Result<(), WorkerError>> {
+    fn collect(&mut self, now: Time, table: Option<usize>) -> Option<Result<(), WorkerError>> {
         let mut next = 0;
         while let Some(&(of, owed)) = self.owed.get(next) {
             if table.is_some_and(|table| table != of) {
                 next += 1;
                 continue;
             }
-            let outcome = self.worker.outcome(owed.ticket())?;
+            let outcome = outcome(&mut self.worker, &mut self.waits_for, now, owed.ticket())?;
             match owed {
                 // What a server refused goes back, and the application goes on with it.
                 Owed::Slabs(ticket) => match outcome {
@@ -632,6 +640,23 @@ fn declare_and_start(now: Time, worker: &mut Worker, program: &Program) -> Resul
         worker.declare(spec.clone(), (0..spec.elements()).map(at).collect())?;
     }
     worker.start(now)
+}
+
+/// [`Worker::outcome`]. Until there is one the application waits.
+fn outcome(
+    worker: &mut Worker,
+    waits_for: &mut Option<Ticket>,
+    now: Time,
+    ticket: Ticket,
+) -> Option<Result<(), WorkerError>> {
+    let outcome = worker.outcome(ticket);
+    if outcome.is_none() && *waits_for != Some(ticket) {
+        worker.begin_wait(now, ticket);
+        *waits_for = Some(ticket);
+    } else if outcome.is_some() && waits_for.take_if(|waited| *waited == ticket).is_some() {
+        worker.end_wait(now, ticket);
+    }
+    outcome
 }
 
 impl Role for Player {

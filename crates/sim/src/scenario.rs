@@ -6,7 +6,7 @@ mod hosts;
 
 pub use hosts::{Hosts, LinkNames};
 
-use crate::compute::{ComputeModel, LayerTimes};
+use crate::compute::{ComputeModel, LayerTimes, SendMode};
 use crate::gradient::Gradients;
 use crate::input::read_file;
 use crate::judge::JudgeModel;
@@ -244,6 +244,15 @@ impl Scenario {
             let at = switch.at_s;
             require((0.0..=1e9).contains(&at), || format!("switches.at_s = {at}: expected 0 to 1e9"))?;
         }
+        let changes = self.switches.iter().map(|switch| &switch.change).chain(&self.overrides);
+        let models = changes.filter_map(|change| change.policies.get(Axis::Sync));
+        let mut models = models.chain([self.policy.get(Axis::Sync)]);
+        let leaves_out = models.any(|sync| sync.starts_with("quorum"));
+        require(self.compute.send == SendMode::End || !leaves_out, || {
+            "compute.send = \"layerwise\" with `quorum`: rounds may close while a step is computed, and its gradients must all be of \
+             one; use \"end\""
+                .into()
+        })?;
         Hosts::of(self)?;
         self.compute.check().map_err(ScenarioError::Value)?;
         self.judge.check().map_err(ScenarioError::Value)?;

@@ -5,8 +5,10 @@ use anyhow::{Context, Result};
 use paramill_core::codec::Factors;
 use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
+use paramill_core::policy::Axis;
 use paramill_core::status::{MemberState, Status};
 use paramill_core::types::WorkerId;
+use paramill_core::waits::Waited;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
 use paramill_sim::report::parameter_hash;
 use paramill_train::{LayerFlow, ProductGradient, Touched, Workload};
@@ -86,6 +88,8 @@ pub(crate) struct JobEnd {
     pub(crate) dead_workers: Vec<u32>,
     /// Bytes held by each server for parameters, accumulators and optimizer state.
     pub(crate) server_memory_bytes: Vec<u64>,
+    /// How long workers waited, and for whom.
+    pub(crate) waited: Waited,
 }
 
 /// Trains as worker `rank` of a job that was joined; `tell` hears how far it is now and then. The result is there before the worker
@@ -105,12 +109,10 @@ pub(crate) fn run(
     let stride = (total / CURVE_POINTS).max(1);
     let began = Instant::now();
     let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
-    // A worker that joined goes on from where the job is.
-    let first = job.iteration();
-    let work = |clock: u64| {
+    let work = |steps: u64| {
         let report = job.report();
         Work {
-            steps: clock.saturating_sub(first),
+            steps,
             seconds: began.elapsed().as_secs_f64(),
             bytes_pushed: report.bytes_pushed,
             bytes_pulled: report.bytes_pulled,
@@ -118,18 +120,33 @@ pub(crate) fn run(
         }
     };
     let mut gradients = vec![Vec::new(); tables.len()];
-    for step in first..total {
+    let (leaves_out, mut steps) = (leaves_steps_out(plan), 0);
+    loop {
+        // A worker that joined goes on from where the job is, and one that rounds closed without leaves steps out.
+        let step = job.iteration();
+        if step >= total {
+            break;
+        }
         let touched = workload.prepare(step);
-        let flow = Flow::new(&mut tables, &touched, is_slowed(faults, rank, step));
+        let mut flow = Flow::new(&mut tables, &touched);
+        if leaves_out {
+            // Which step comes next is known when all parameters are here.
+            flow.fetch_all()?;
+            if job.iteration() >= total {
+                break;
+            }
+        }
+        flow.holds_back = leaves_out || is_slowed(faults, rank, step);
         let loss = flow.step(workload.as_mut(), &mut gradients, faults, rank, step)?;
         recent.add(loss);
         if step >= last_epoch {
             final_losses.add(loss);
         }
         job.clock();
+        steps += 1;
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
             let clock = step + 1;
-            tell(Step { rank: rank.0, clock, total, loss: recent.take(), work: work(clock) });
+            tell(Step { rank: rank.0, clock, total, loss: recent.take(), work: work(steps) });
             told = Instant::now();
         }
     }
@@ -144,7 +161,7 @@ pub(crate) fn run(
         _ => None,
     };
     let loss = final_losses.is_some().then(|| final_losses.take());
-    let all = work(total);
+    let all = work(steps);
     let work = Work { seconds, ..all };
     Ok(WorkerResult { rank: rank.0, work, elapsed: all.seconds, loss, digest, end })
 }
@@ -211,6 +228,12 @@ impl Trained {
     }
 }
 
+/// Whether rounds may close without a worker, which then goes on with a later step.
+fn leaves_steps_out(plan: &JobPlan) -> bool {
+    let exceptions = plan.overrides.iter().filter_map(|rule| rule.policies.get(Axis::Sync));
+    exceptions.chain([plan.policy.get(Axis::Sync)]).any(|sync| sync.starts_with("quorum"))
+}
+
 /// Whether a fault makes this worker's step last longer.
 fn is_slowed(faults: &FaultPlan, rank: WorkerId, step: u64) -> bool {
     faults.step_time(rank, step).is_some() || faults.compute_factor(rank).total_cmp(&1.0).is_ne()
@@ -220,16 +243,25 @@ fn is_slowed(faults: &FaultPlan, rank: WorkerId, step: u64) -> bool {
 struct Flow<'a> {
     tables: &'a mut [Trained],
     touched: &'a [Touched],
-    /// Gradients leave at the end of the step: a fault makes it longer, and they must not be there before.
+    /// Gradients leave at the end of the step: a fault makes it longer and they must not be there before, or rounds may close
+    /// meanwhile and they must all be of one.
     holds_back: bool,
+    /// All parameters are here already.
+    has_all: bool,
     /// Waiting for parameters, which is no computation.
     waited: Duration,
     error: Option<anyhow::Error>,
 }
 
 impl<'a> Flow<'a> {
-    fn new(tables: &'a mut [Trained], touched: &'a [Touched], holds_back: bool) -> Flow<'a> {
-        Flow { tables, touched, holds_back, waited: Duration::ZERO, error: None }
+    fn new(tables: &'a mut [Trained], touched: &'a [Touched]) -> Flow<'a> {
+        Flow { tables, touched, holds_back: false, has_all: false, waited: Duration::ZERO, error: None }
+    }
+
+    /// Waits for all parameters before the step begins.
+    fn fetch_all(&mut self) -> Result<()> {
+        self.has_all = true;
+        self.tables.iter_mut().zip(self.touched).try_for_each(|(table, touched)| table.fetch(touched))
     }
 
     /// One step of the model, made longer where a fault says so. Returns its loss.
@@ -268,6 +300,9 @@ impl<'a> Flow<'a> {
 
 impl LayerFlow for Flow<'_> {
     fn fetch(&mut self, mut tables: Range<usize>) -> bool {
+        if self.has_all {
+            return true;
+        }
         let began = Instant::now();
         let fetched = tables.try_for_each(|table| self.tables[table].fetch(&self.touched[table]));
         self.waited += began.elapsed();
@@ -313,6 +348,7 @@ fn judge(job: &Job, tables: &[Trained], workload: &dyn Workload) -> Result<JobEn
         nonfinite: status.shards.iter().map(|shard| shard.nonfinite).sum(),
         dead_workers: dead.map(|worker| worker.worker.0).collect(),
         server_memory_bytes: server_memory(&status),
+        waited: status.waited,
     })
 }
 

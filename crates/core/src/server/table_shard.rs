@@ -15,7 +15,9 @@ mod touched;
 
 use super::accumulators::Accumulators;
 use crate::codec::Codec;
-use crate::consistency::{Admit, Advance, Apply, Controller, PullOutcome, Question, SyncPolicy, Waiting};
+use crate::consistency::{
+    Admit, Advance, Apply, Controller, PullOutcome, Question, Released, SyncPolicy, Waiting,
+};
 use crate::intake::{Intake, Push, PushFrame, Taken};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -25,6 +27,7 @@ use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
 use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{AggregatorId, Clock, Time, WorkerId};
+use crate::waits::Delay;
 use crate::wire::frame::{Piece, Sum};
 use crate::wire::{DType, Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
@@ -33,7 +36,7 @@ use publication::{Publication, PublishedChunk};
 use rounds::Rounds;
 use sink::{GradientSink, Kept};
 use std::sync::Arc;
-use store::{Closing, Store};
+use store::{Closing, Over, Store};
 
 /// How many waiting pulls a report names.
 const REPORTED_WAITS: usize = 8;
@@ -80,6 +83,8 @@ pub(super) struct TableShard {
     halves: Halves,
     /// Where it is broadcast.
     publication: Option<Publication>,
+    /// Where it is broadcast: the worker by which the last round was closed, and how long others had waited for that at most.
+    closing_delay: Option<Delay>,
 }
 
 impl TableShard {
@@ -118,6 +123,7 @@ impl TableShard {
             answer_encoders,
             halves: Halves::new(),
             valid_from: Plan::FIRST_EPOCH,
+            closing_delay: None,
         })
     }
 
@@ -194,7 +200,7 @@ impl TableShard {
             admit @ (Admit::Duplicate | Admit::UnknownWorker) => admit,
             _ => self.controller.admit_sum(clock),
         };
-        self.controller.push(now, worker, clock, admit, None);
+        self.controller.push(now, worker, clock, admit, None, 1);
     }
 
     /// Whether all initial values are here.
@@ -233,9 +239,9 @@ impl TableShard {
         self.controller.verdict(now, number, holds);
     }
 
-    /// The token of the next pull that is released.
-    pub(super) fn poll_released(&mut self) -> Option<u64> {
-        self.controller.poll_released().map(|released| released.token)
+    /// The next pull that is released.
+    pub(super) fn poll_released(&mut self) -> Option<Released> {
+        self.controller.poll_released()
     }
 
     /// When the table wants to be settled though nothing happened.
@@ -289,9 +295,13 @@ impl TableShard {
     /// The next advance of the version, with the optimizer step that belongs to it done.
     pub(super) fn advance(&mut self, now: Time, accumulators: &mut Accumulators) -> Option<Advance> {
         let advance = self.controller.advance(now)?;
+        if self.is_broadcast() {
+            let waited = |by| Some(Delay { by, time: self.controller.longest_since_push(now, by)? });
+            self.closing_delay = advance.closed_by.and_then(waited);
+        }
         if let Some(mut round) = self.rounds.take(advance.closed) {
             // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
-            let over = self.layout.is_sparse().then_some(advance.contributions);
+            let over = if self.layout.is_sparse() { Over::Weight(advance.weight) } else { Over::Cell };
             let closing = Closing { round: advance.closed, over, lr_factor: advance.lr_factor };
             self.store.step_round(&self.layout, &mut round, closing, accumulators);
             self.rounds.keep(round, accumulators);
@@ -299,6 +309,11 @@ impl TableShard {
         // Rounds below the new version that are still open hold pieces of pushes that were never completed.
         self.rounds.drop_before(advance.version, accumulators);
         Some(advance)
+    }
+
+    /// Where it is broadcast: for whom the last round was held open, and how long others had waited for that at most.
+    pub(super) fn closing_delay(&self) -> Option<Delay> {
+        self.closing_delay
     }
 
     /// Steps with other parameters of the same optimizer from now on. Whether it can take over.
@@ -348,7 +363,7 @@ impl TableShard {
             // Each gradient weighs what it would have weighed under the new model.
             let workers = self.controller.state().n();
             while let Some((clock, mut round)) = self.rounds.take_first() {
-                let closing = Closing { round: clock, over: Some(workers), lr_factor: 1.0 };
+                let closing = Closing { round: clock, over: Over::Workers(workers), lr_factor: 1.0 };
                 self.store.step_outside_rounds(&self.layout, &mut round, closing, accumulators);
                 self.rounds.keep(round, accumulators);
             }

@@ -172,8 +172,8 @@ impl Tables {
     pub(super) fn settle(&mut self, now: Time, table: usize, delivery: &mut Delivery) {
         let settled = &mut self.tables[table];
         let release = |settled: &mut TableShard, delivery: &mut Delivery| {
-            while let Some(token) = settled.poll_released() {
-                delivery.release(token, settled);
+            while let Some(released) = settled.poll_released() {
+                delivery.release(&released, settled);
             }
         };
         release(settled, delivery);
@@ -187,6 +187,11 @@ impl Tables {
             delivery.ask(TableId(table as u32), question);
         }
         self.timers.set(table, settled.next_timeout());
+    }
+
+    /// A pull was answered: the worker that asked begins an iteration, and the open round may wait for it longer.
+    pub(super) fn note_answer(&mut self, table: usize) {
+        self.timers.set(table, self.tables[table].next_timeout());
     }
 
     /// A worker's connection is gone: its pulls are forgotten, and with them what they wait for.

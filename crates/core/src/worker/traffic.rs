@@ -30,6 +30,7 @@ use crate::status::WorkerReport;
 use crate::store::Allocate;
 use crate::stream::Taken;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
+use crate::waits::{Delay, WaitCause};
 use crate::wire::control;
 use crate::wire::frame::{Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
@@ -46,6 +47,10 @@ pub(super) struct Traffic {
     tables: Tables,
     /// Iterations completed.
     clock: Clock,
+    /// The newest version that an answer was of.
+    newest: Clock,
+    /// How many samples gradients are the mean of.
+    samples: u32,
     partial_pulls: PartialPulls,
     scheduler: Scheduler,
     requests: Requests,
@@ -67,6 +72,8 @@ impl Traffic {
             allocation: Allocation::on_heap(),
             tables: Tables::default(),
             clock: 0,
+            newest: 0,
+            samples: 1,
             partial_pulls: PartialPulls::default(),
             scheduler: Scheduler::new(),
             requests: Requests::default(),
@@ -170,6 +177,8 @@ impl Traffic {
             return true;
         }
         let Some(ticket) = self.tickets.start() else { return false };
+        // Unless the coordinator has said who was ready last: the worker joins a job that runs.
+        self.tickets.hold(ticket, WaitCause::Coordinator, now);
         self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);
@@ -252,7 +261,7 @@ impl Traffic {
         self.links.follow(session, now, &mut self.tables, self.streams.followers());
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
-        awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
+        awaited.into_iter().for_each(|id| self.answer_from_replica(now, id, None));
     }
 
     /// Without overlap: pulls after this clock may be sent.
@@ -297,6 +306,27 @@ impl Traffic {
         self.partial_pulls.turn(self.clock);
         self.publish_partial();
         self.report_pushed(session);
+        self.catch_up(self.newest);
+    }
+
+    /// The answer to a request that waited for its condition is of this version. Rounds before it are closed: where every table's model
+    /// says so, iterations that belong to them are left out, unless a gradient of the current one was pushed.
+    fn catch_up(&mut self, version: Clock) {
+        self.newest = self.newest.max(version);
+        let has_begun = self.submitting.contains(&self.clock)
+            || self.tables.iter().any(|table| table.has_pushed(self.clock));
+        if self.newest <= self.clock || has_begun || !self.tables.iter().all(LocalTable::catches_up) {
+            return;
+        }
+        self.clock = self.newest;
+        self.reporter.set_clock(self.clock);
+        // Pulls of this clock lack nothing of those rounds.
+        self.scheduler.release(self.clock - 1);
+    }
+
+    /// Gradients that are pushed from now on are the mean of so many samples.
+    pub(super) fn set_samples(&mut self, samples: u32) {
+        self.samples = samples;
     }
 
     /// The clock that the coordinator may have missed the report of.
@@ -420,7 +450,7 @@ impl Traffic {
             answers += if reply.is_some() { shards.len() } else { 0 };
             for shard in shards {
                 let (gradient, want_params) = (Some(gradient.clone()), reply.is_some());
-                let kind = RequestKind::Push { gradient, want_params };
+                let kind = RequestKind::Push { gradient, samples: self.samples, want_params };
                 self.request(session, Request::new(shard, table, clock, ticket, kind).with_reply(reply));
             }
         }
@@ -566,13 +596,11 @@ impl Traffic {
         local.destination(Some(fetch), shard, params.form.is_encoded())
     }
 
-    pub(super) fn take_acknowledgement(&mut self, session: &mut Session, from: ShardId, id: u64) {
+    pub(super) fn take_acknowledgement(&mut self, session: &mut Session, now: Time, from: ShardId, id: u64) {
         let Some(request) = self.request_to(from, id) else { return };
         let ticket = request.ticket();
         let Some(acknowledged) = self.requests.acknowledge(id) else { return };
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            pending.acknowledged();
-        }
+        self.tickets.acknowledged(ticket, from, now);
         if acknowledged.is_settled {
             self.requests.remove(id);
         } else if self.requests.get(id).is_some_and(Request::waits_for_scheduler) {
@@ -605,7 +633,8 @@ impl Traffic {
         let push = ServerPush { clock, version: params.version };
         // The first values are needed, however old they are.
         let is_start = self.tickets.start() == Some(ticket);
-        let is_late = request.is_conditional() && !is_start && !local.takes(&push);
+        let is_conditional = request.is_conditional();
+        let is_late = is_conditional && !is_start && !local.takes(&push);
         let rows = self.tickets.get_mut(ticket).map_or(&mut [][..], Pending::rows_mut);
         let payload_bytes = header.payload_bytes;
         let taken =
@@ -615,9 +644,14 @@ impl Traffic {
         }
         if taken.is_ok() {
             // A server that answers a push with the parameters that follow it has the push.
-            self.take_acknowledgement(session, from, id);
+            self.take_acknowledgement(session, now, from, id);
         }
+        self.tickets.arrived(ticket, from, now, params.delay);
+        let is_here = taken.is_ok() && is_conditional;
         self.end_answer(now, id, taken);
+        if is_here {
+            self.catch_up(params.version);
+        }
     }
 
     /// The answer to a request is over, well or badly.
@@ -800,7 +834,7 @@ impl Traffic {
         }
         if let Some(version) = version.filter(|_| version > before) {
             self.streams.note_version(session, &self.tables, id, version, from);
-            self.answer_from_replica(now, id);
+            self.answer_from_replica(now, id, update.delay);
         }
     }
 
@@ -886,12 +920,14 @@ impl Traffic {
             return;
         }
         let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
-        shards.into_iter().for_each(|shard| self.answer_from_replica(now, StreamId { table, shard }));
+        shards.into_iter().for_each(|shard| self.answer_from_replica(now, StreamId { table, shard }, None));
     }
 
-    /// Answers requests that wait for a stream, as far as what is here of it allows.
-    fn answer_from_replica(&mut self, now: Time, stream: StreamId) {
+    /// Answers requests that wait for a stream, as far as what is here of it allows. The version that came last tells for whom it
+    /// was held back.
+    fn answer_from_replica(&mut self, now: Time, stream: StreamId, delay: Option<Delay>) {
         let mut waiting = self.awaited.remove(&stream).unwrap_or_default();
+        let mut is_answered = false;
         waiting.retain(|&id| {
             let Some(request) = self.requests.get_mut(id).filter(|request| request.wants_params()) else {
                 return false;
@@ -901,12 +937,18 @@ impl Traffic {
                 return true;
             }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
+            is_answered |= request.is_conditional();
             request.take_replica(local, rows);
+            self.tickets.arrived(request.ticket(), stream.shard, now, delay);
             self.end_answer(now, id, Ok(()));
             false
         });
         if !waiting.is_empty() {
             self.awaited.insert(stream, waiting);
+        }
+        if let Some(version) = self.tables[stream.table].replica_version(stream.shard).filter(|_| is_answered)
+        {
+            self.catch_up(version);
         }
     }
 
@@ -1033,7 +1075,7 @@ impl Traffic {
     // Reports.
 
     pub(super) fn report(&self) -> WorkerReport {
-        self.with_streams(self.reporter.report().clone())
+        self.completed(self.reporter.report().clone())
     }
 
     /// When the next report is due.
@@ -1049,13 +1091,15 @@ impl Traffic {
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
         let report = self.reporter.take(now, waiting, self.links.report(now));
-        self.with_streams(report)
+        self.tickets.count_wait(now);
+        self.completed(report)
     }
 
-    /// Adds what is known of streams.
-    fn with_streams(&self, report: WorkerReport) -> WorkerReport {
+    /// Adds what is known of streams and of waiting.
+    fn completed(&self, report: WorkerReport) -> WorkerReport {
         let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
-        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), version, ..report }
+        let (bytes_relayed, waited) = (self.streams.bytes_relayed(), self.tickets.waited());
+        WorkerReport { bytes_relayed, version, waited, ..report }
     }
 
     /// Counts against what they count.

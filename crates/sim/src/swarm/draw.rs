@@ -204,7 +204,8 @@ impl Drawn {
 
 /// When gradients leave, and what overtakes what.
 fn transmission(dice: &mut Dice, scenario: &mut Scenario) {
-    if dice.chance(0.4) {
+    let leaves_out = models_of(scenario).any(|sync| sync.starts_with("quorum"));
+    if dice.chance(0.4) && !leaves_out {
         scenario.compute.send = SendMode::Layerwise;
     }
     if dice.chance(0.3) {

@@ -21,11 +21,14 @@ mod membership;
 mod policies;
 mod processes;
 mod psp;
+mod quorum;
 mod reader_rights;
 mod readers;
 mod slabs;
 mod stacked;
+mod table_iii;
 mod tally;
+mod waits;
 
 use bench::Bench;
 use paramill_core::coordinator::JobConfig;
