@@ -72,6 +72,7 @@ fn what_does_not_go_together_is_refused_with_the_cause() {
     for (arguments, expected) in [
         (&["lr"][..], "of a table of rows they have single rows; leave out `local`"),
         (&["mlp", "--sync=psp:c=2,b=0.5"], "leave b and tau2 out"),
+        (&["mlp", "--sync=quorum:q=0.5"], "local steps are counted; use bsp"),
         (&["mlp", "--sync=bsp:overlap=false"], "leave out `overlap=false`"),
         (&["mlp", "--optimizer=assign:lr=1"], "would take them for parameters"),
         (&["mlp", "--local=steps:h=9,fragments=5"], "fragments = 5: expected at most 4"),

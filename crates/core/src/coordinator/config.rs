@@ -287,6 +287,12 @@ fn check_local(
              one; leave b and tau2 out"
         ));
     }
+    if sync.model.catches_up() {
+        return Err(format!(
+            "{local}: under `{sync}` workers leave out iterations whose rounds closed without them, and local steps are counted; use \
+             bsp, ssp, asp or drop"
+        ));
+    }
     if !sync.overlap {
         return Err(format!(
             "{local}: `{sync}` holds answers back until all tables are pushed, and fragments are pushed one by one; leave out \

@@ -33,6 +33,8 @@ pub(super) struct Request {
     waits_for_scheduler: bool,
     /// Chunks, or rows, of the answer that are here.
     received: usize,
+    /// Some of them were not wanted and not written: the answer is no whole one, even if the rest is wanted since a switch of models.
+    is_late: bool,
     kind: RequestKind,
 }
 
@@ -41,7 +43,7 @@ pub(super) enum RequestKind {
     /// Initial values, until the server has them.
     Init { values: Option<Lease> },
     /// A gradient, until the server has it.
-    Push { gradient: Option<Outgoing>, want_params: bool },
+    Push { gradient: Option<Outgoing>, samples: u32, want_params: bool },
     /// Parameters: of the whole table, or of these rows.
     Pull { rows: Option<Vec<RowPlace>>, now: bool },
 }
@@ -144,6 +146,7 @@ impl Request {
             reply_place,
             waits_for_scheduler,
             received,
+            is_late: false,
             kind,
         }
     }
@@ -258,7 +261,7 @@ impl Request {
         self.received = 0;
         self.waits_for_scheduler = match &self.kind {
             RequestKind::Init { .. } | RequestKind::Pull { now: true, .. } => false,
-            RequestKind::Push { gradient: Some(_), want_params } => *want_params && !scheduler.overlaps(),
+            RequestKind::Push { gradient: Some(_), want_params, .. } => *want_params && !scheduler.overlaps(),
             RequestKind::Push { gradient: None, .. } => !scheduler.may_pull(self.clock + 1),
             RequestKind::Pull { now: false, .. } => !scheduler.may_pull(self.clock),
         };
@@ -269,12 +272,13 @@ impl Request {
             RequestKind::Init { values } => {
                 values.iter().for_each(|values| init_frames(subject, self.shard, values, layout, send));
             }
-            RequestKind::Push { gradient: Some(gradient), want_params } => {
+            RequestKind::Push { gradient: Some(gradient), samples, want_params } => {
+                let (clock, samples) = (self.clock, *samples);
                 let want_params = *want_params && scheduler.overlaps() && !is_broadcast;
                 let piece = Piece { chunk: 0, sequence: 0, is_last: false };
                 let (form, has_absent) = (Form::PLAIN, false);
                 let push =
-                    Push { subject, clock: self.clock, piece, form, has_absent, want_params, reply_place };
+                    Push { subject, clock, samples, piece, form, has_absent, want_params, reply_place };
                 gradient.frames(push, self.shard, layout, send);
             }
             RequestKind::Push { gradient: None, .. } if !self.waits_for_scheduler => {
@@ -291,7 +295,7 @@ impl Request {
     pub(super) fn acknowledge(&mut self) -> Option<Acknowledged> {
         match &mut self.kind {
             RequestKind::Init { values } => values.take().map(|_| Acknowledged { is_settled: true }),
-            RequestKind::Push { gradient, want_params } => {
+            RequestKind::Push { gradient, want_params, .. } => {
                 gradient.take().map(|_| Acknowledged { is_settled: !*want_params })
             }
             RequestKind::Pull { .. } => None,
@@ -301,7 +305,7 @@ impl Request {
     /// The answer is over; whether the request is settled by it.
     pub(super) fn end_answer(&mut self) -> bool {
         match &mut self.kind {
-            RequestKind::Push { want_params, gradient } => {
+            RequestKind::Push { want_params, gradient, .. } => {
                 *want_params = false;
                 gradient.is_none()
             }
@@ -320,8 +324,9 @@ impl Request {
     ) -> Result<(), WorkerError> {
         // A server that cannot go on with an answer begins anew.
         if answer.params.piece.sequence == 0 {
-            self.received = 0;
+            (self.received, self.is_late) = (0, false);
         }
+        self.is_late |= answer.is_late;
         let step = match (&self.kind, answer.payload) {
             (RequestKind::Pull { rows: Some(rows), .. }, Payload::Bytes(bytes)) => {
                 self.put_rows(table, rows, &mut answer, bytes)
@@ -339,6 +344,11 @@ impl Request {
         let layout = table.layout();
         let expected = format!("parameters that fit shape {:?}", layout.spec().shape);
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
+    }
+
+    /// Whether the answer that arrives, or a part of it, came too late to be wanted.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
     }
 
     /// Whether a table's replica has the parameters that are wanted.
@@ -420,7 +430,7 @@ impl Request {
             Payload::InPlace => place.may_have(answer.payload_bytes as usize),
             Payload::Bytes(bytes) => {
                 // An answer that is not wanted any more is not written.
-                let fetch = self.fetch.filter(|_| !answer.is_late);
+                let fetch = self.fetch.filter(|_| !self.is_late);
                 match table.destination(fetch, self.shard, form.is_encoded()) {
                     Some(mut destination) => destination.put(&place, bytes),
                     None => place.dtype.is_some() && place.may_have(bytes.len()),

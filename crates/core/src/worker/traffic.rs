@@ -46,6 +46,10 @@ pub(super) struct Traffic {
     tables: Tables,
     /// Iterations completed.
     clock: Clock,
+    /// The newest version that an answer was of.
+    newest: Clock,
+    /// How many samples gradients are the mean of.
+    samples: u32,
     partial_pulls: PartialPulls,
     scheduler: Scheduler,
     requests: Requests,
@@ -67,6 +71,8 @@ impl Traffic {
             allocation: Allocation::on_heap(),
             tables: Tables::default(),
             clock: 0,
+            newest: 0,
+            samples: 1,
             partial_pulls: PartialPulls::default(),
             scheduler: Scheduler::new(),
             requests: Requests::default(),
@@ -297,6 +303,27 @@ impl Traffic {
         self.partial_pulls.turn(self.clock);
         self.publish_partial();
         self.report_pushed(session);
+        self.catch_up(self.newest);
+    }
+
+    /// The answer to a request that waited for its condition is of this version. Rounds before it are closed: where every table's model
+    /// says so, iterations that belong to them are left out, unless a gradient of the current one was pushed.
+    fn catch_up(&mut self, version: Clock) {
+        self.newest = self.newest.max(version);
+        let has_begun = self.submitting.contains(&self.clock)
+            || self.tables.iter().any(|table| table.has_pushed(self.clock));
+        if self.newest <= self.clock || has_begun || !self.tables.iter().all(LocalTable::catches_up) {
+            return;
+        }
+        self.clock = self.newest;
+        self.reporter.set_clock(self.clock);
+        // Pulls of this clock lack nothing of those rounds.
+        self.scheduler.release(self.clock - 1);
+    }
+
+    /// Gradients that are pushed from now on are the mean of so many samples.
+    pub(super) fn set_samples(&mut self, samples: u32) {
+        self.samples = samples;
     }
 
     /// The clock that the coordinator may have missed the report of.
@@ -420,7 +447,7 @@ impl Traffic {
             answers += if reply.is_some() { shards.len() } else { 0 };
             for shard in shards {
                 let (gradient, want_params) = (Some(gradient.clone()), reply.is_some());
-                let kind = RequestKind::Push { gradient, want_params };
+                let kind = RequestKind::Push { gradient, samples: self.samples, want_params };
                 self.request(session, Request::new(shard, table, clock, ticket, kind).with_reply(reply));
             }
         }
@@ -605,7 +632,8 @@ impl Traffic {
         let push = ServerPush { clock, version: params.version };
         // The first values are needed, however old they are.
         let is_start = self.tickets.start() == Some(ticket);
-        let is_late = request.is_conditional() && !is_start && !local.takes(&push);
+        let is_conditional = request.is_conditional();
+        let is_late = is_conditional && !is_start && !local.takes(&push);
         let rows = self.tickets.get_mut(ticket).map_or(&mut [][..], Pending::rows_mut);
         let payload_bytes = header.payload_bytes;
         let taken =
@@ -617,18 +645,22 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, from, id);
         }
-        self.end_answer(now, id, taken, is_late);
+        let is_here = taken.is_ok() && is_conditional;
+        self.end_answer(now, id, taken);
+        if is_here {
+            self.catch_up(params.version);
+        }
     }
 
     /// The answer to a request is over, well or badly.
-    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>, is_late: bool) {
+    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>) {
         let Some(request) = self.requests.get_mut(id) else { return };
+        let is_whole = taken.is_ok() && !request.is_late();
         let (from, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
         if request.end_answer() {
             self.requests.remove(id);
         }
-        let is_whole = taken.is_ok() && !is_late;
         if let Some(pending) = self.tickets.get_mut(ticket) {
             match taken {
                 Err(error) => pending.fail(error),
@@ -892,6 +924,7 @@ impl Traffic {
     /// Answers requests that wait for a stream, as far as what is here of it allows.
     fn answer_from_replica(&mut self, now: Time, stream: StreamId) {
         let mut waiting = self.awaited.remove(&stream).unwrap_or_default();
+        let mut is_answered = false;
         waiting.retain(|&id| {
             let Some(request) = self.requests.get_mut(id).filter(|request| request.wants_params()) else {
                 return false;
@@ -901,12 +934,17 @@ impl Traffic {
                 return true;
             }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
+            is_answered |= request.is_conditional();
             request.take_replica(local, rows);
-            self.end_answer(now, id, Ok(()), false);
+            self.end_answer(now, id, Ok(()));
             false
         });
         if !waiting.is_empty() {
             self.awaited.insert(stream, waiting);
+        }
+        if let Some(version) = self.tables[stream.table].replica_version(stream.shard).filter(|_| is_answered)
+        {
+            self.catch_up(version);
         }
     }
 

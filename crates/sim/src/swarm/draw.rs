@@ -458,7 +458,7 @@ fn local(
     // Switches are checked when they are made, by the coordinator.
     let is_possible = |sync: &str| {
         let sync = SyncPolicy::parse(&registry.consistency, sync);
-        sync.is_ok_and(|sync| sync.partial_pull().is_none() && sync.overlap)
+        sync.is_ok_and(|sync| sync.partial_pull().is_none() && sync.overlap && !sync.model.catches_up())
     };
     if check(registry, &stepping).is_ok() && models_of(&stepping).all(is_possible) {
         // An iteration takes about as long as in other worlds.

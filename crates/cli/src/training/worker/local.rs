@@ -16,6 +16,8 @@ pub(super) struct LocalTraining {
     replicas: Vec<Replica>,
     /// Of each table.
     fragments: Vec<usize>,
+    /// Steps of the job that are behind it.
+    made: u64,
     /// Whether a fragment was pushed, and its answer not merged yet.
     in_flight: Vec<bool>,
 }
@@ -29,24 +31,31 @@ impl LocalTraining {
         let sizes: Vec<u64> = tables.iter().map(|trained| trained.table.spec().elements()).collect();
         let fragments = steps.deal(&sizes)?;
         let in_flight = vec![false; steps.fragments()];
-        Ok(LocalTraining { steps, inner, replicas: Vec::new(), fragments, in_flight })
+        Ok(LocalTraining { steps, inner, replicas: Vec::new(), fragments, made: 0, in_flight })
     }
 
-    /// Takes the servers' parameters. Returns the step of the job that comes next.
-    pub(super) fn begin(&mut self, job: &Job, tables: &mut [Trained]) -> Result<u64> {
+    /// Takes the servers' parameters, and goes on from where the job is.
+    pub(super) fn begin(&mut self, job: &Job, tables: &mut [Trained]) -> Result<()> {
         for trained in tables {
             trained.table.read(|values| trained.values = values.to_vec())?;
             self.replicas.push(Replica::new(&trained.values, &self.inner));
         }
-        Ok(self.steps.first_step(job.iteration()))
+        self.made = self.steps.first_step(job.iteration());
+        Ok(())
+    }
+
+    /// The step of the job that comes next.
+    pub(super) fn next_step(&self) -> u64 {
+        self.made
     }
 
     /// Steps by the gradients that were computed, and synchronises what is due then.
-    pub(super) fn step(&mut self, job: &Job, tables: &mut [Trained], step: u64) -> Result<()> {
+    pub(super) fn step(&mut self, job: &Job, tables: &mut [Trained]) -> Result<()> {
         for (trained, replica) in tables.iter_mut().zip(&mut self.replicas) {
-            replica.step(&self.inner, step, &mut trained.values, &trained.gradient);
+            replica.step(&self.inner, self.made, &mut trained.values, &trained.gradient);
         }
-        let made = step + 1;
+        self.made += 1;
+        let made = self.made;
         if let Some(fragment) = self.steps.merged_after(made).filter(|_| self.steps.late() > 0) {
             self.merge(tables, fragment)?;
         }
