@@ -38,5 +38,6 @@ pub mod store;
 mod stream;
 pub mod table;
 pub mod types;
+pub mod waits;
 pub mod wire;
 pub mod worker;

@@ -33,6 +33,7 @@ mod submission;
 mod tables;
 mod ticket;
 mod traffic;
+mod waiting;
 
 pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
@@ -57,6 +58,7 @@ use crate::store::Allocate;
 use crate::stream::Replica;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::waits::WaitCause;
 use crate::wire::{Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use crate::wire::{ack, control};
 use barriers::Barriers;
@@ -372,6 +374,7 @@ impl Worker {
     /// After an error, answers may still be on their way into the buffers; then these are not used again, and the slabs
     /// have others. See [`Worker::is_landing`].
     pub fn redeem_slabs(&mut self, ticket: Ticket) -> Vec<Slab> {
+        self.charge(ticket);
         self.traffic.redeem_slabs(self.session.number(), ticket)
     }
 
@@ -501,8 +504,33 @@ impl Worker {
         self.traffic.outcome(&self.session, ticket)
     }
 
+    /// A thread of the application begins to wait for a ticket; [`Worker::end_wait`] comes when it waits no more, before the ticket is
+    /// redeemed. The time in between is in the worker's report, with those who were waited for.
+    pub fn begin_wait(&mut self, now: Time, ticket: Ticket) {
+        self.traffic.tickets_mut().begin_wait(now, ticket);
+    }
+
+    /// Ends what [`Worker::begin_wait`] began, whether the ticket is due or not.
+    pub fn end_wait(&mut self, now: Time, ticket: Ticket) {
+        self.traffic.tickets_mut().end_wait(now);
+        self.charge(ticket);
+        let pending = self.traffic.tickets().get(ticket);
+        if pending.is_some_and(|pending| matches!(pending.kind(), TicketKind::Barrier(_))) {
+            // At a barrier the application may look at how the job stands.
+            self.traffic.hurry_report(Time::ZERO);
+        }
+    }
+
+    /// Charges what was waited for a ticket, if it is due. A share of what it brings may have been waited for before it was.
+    fn charge(&mut self, ticket: Ticket) {
+        if let Some(Ok(())) = self.outcome(ticket) {
+            self.traffic.tickets_mut().charge(ticket, self.session.id());
+        }
+    }
+
     /// Forgets a ticket that is due (or no longer wanted) and returns the rows that it brought.
     pub fn redeem(&mut self, ticket: Ticket) -> Vec<f32> {
+        self.charge(ticket);
         self.traffic.redeem(self.session.number(), ticket)
     }
 
@@ -533,8 +561,9 @@ impl Worker {
     fn handle_shard_frame(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
         match header.kind {
             Kind::PushAck => match ack::requests(header, payload) {
-                Ok(requests) => requests
-                    .for_each(|request| self.traffic.take_acknowledgement(&mut self.session, from, request)),
+                Ok(requests) => requests.for_each(|request| {
+                    self.traffic.take_acknowledgement(&mut self.session, now, from, request)
+                }),
                 Err(error) => self.session.log(error.to_string()),
             },
             Kind::Params => {
@@ -588,9 +617,22 @@ impl Worker {
     fn handle_control(&mut self, now: Time, message: Control) {
         match message {
             Control::Plan(plan) => self.take_plan(now, *plan),
-            Control::Go { clock } => self.traffic.release(&mut self.session, clock),
-            Control::BarrierReached { name } => {
+            Control::Go { clock, last } => {
+                if let Some(last) = last {
+                    self.traffic.tickets_mut().hold_clock(clock, WaitCause::Push(last), now);
+                }
+                self.traffic.release(&mut self.session, clock);
+            }
+            Control::Ready { last } => {
+                if let Some(ticket) = self.traffic.tickets().start() {
+                    let cause = last.map_or(WaitCause::Servers, WaitCause::Start);
+                    self.traffic.tickets_mut().hold(ticket, cause, now);
+                }
+            }
+            Control::BarrierReached { name, last } => {
                 if let Some(ticket) = self.barriers.reached(&name) {
+                    let cause = last.map_or(WaitCause::Coordinator, WaitCause::Barrier);
+                    self.traffic.tickets_mut().hold(ticket, cause, now);
                     self.traffic.tickets_mut().answered(ticket);
                 }
             }

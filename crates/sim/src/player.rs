@@ -77,6 +77,8 @@ pub struct Player {
     read: Vec<(TableId, u64)>,
     /// What changed while it was read.
     torn: Option<String>,
+    /// The ticket that the application waits for.
+    waits_for: Option<Ticket>,
     /// The pull that is being judged, and until when.
     judged: Option<(Time, Asked)>,
     /// NaNs that were put into gradients.
@@ -207,6 +209,7 @@ impl Player {
             read: Vec::new(),
             torn: None,
             judged: None,
+            waits_for: None,
             nans: 0,
             times: Times::default(),
             first_clock: 0,
@@ -337,7 +340,7 @@ impl Player {
     fn next_state(&mut self, now: Time) -> Option<Result<State, WorkerError>> {
         match &mut self.state {
             State::Starting(ticket) => {
-                let outcome = self.worker.outcome(*ticket)?;
+                let outcome = outcome(&mut self.worker, &mut self.waits_for, now, *ticket)?;
                 self.worker.redeem(*ticket);
                 self.times.started = outcome.is_ok().then_some(now);
                 self.first_clock = self.worker.current_clock();
@@ -348,7 +351,7 @@ impl Player {
             }
             State::Pulling { since, clock, tickets } => {
                 while let Some(&(table, ticket)) = tickets.last() {
-                    if let Err(error) = self.worker.outcome(ticket)? {
+                    if let Err(error) = outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
                         return Some(Err(error));
                     }
                     self.rows[table].1 = self.worker.redeem(ticket);
@@ -382,14 +385,14 @@ impl Player {
             State::Computing { .. } | State::Lingering { .. } => None,
             State::Waiting { since, pushed: Pushed { tickets, exchange }, pushes } => {
                 while let Some(&ticket) = tickets.last() {
-                    if let Err(error) = self.worker.outcome(ticket)? {
+                    if let Err(error) = outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
                         return Some(Err(error));
                     }
                     self.worker.redeem(ticket);
                     tickets.pop();
                 }
                 if let Some(ticket) = *exchange {
-                    match self.worker.outcome(ticket)? {
+                    match outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
                         Err(error) if !is_nan(&error) || self.program.nan_p == 0.0 => {
                             return Some(Err(error));
                         }
@@ -401,7 +404,7 @@ impl Player {
                 Some(if *pushes { self.push(now) } else { self.begin(now) })
             }
             State::Leaving(ticket) => {
-                let outcome = self.worker.outcome(*ticket)?;
+                let outcome = outcome(&mut self.worker, &mut self.waits_for, now, *ticket)?;
                 self.stop = outcome.is_ok().then_some(Output::Stop { error: None });
                 Some(outcome.map(|()| State::Over))
             }
@@ -613,6 +616,23 @@ fn declare_and_start(now: Time, worker: &mut Worker, program: &Program) -> Resul
         worker.declare(spec.clone(), (0..spec.elements()).map(at).collect())?;
     }
     worker.start(now)
+}
+
+/// [`Worker::outcome`]. Until there is one the application waits.
+fn outcome(
+    worker: &mut Worker,
+    waits_for: &mut Option<Ticket>,
+    now: Time,
+    ticket: Ticket,
+) -> Option<Result<(), WorkerError>> {
+    let outcome = worker.outcome(ticket);
+    if outcome.is_none() && *waits_for != Some(ticket) {
+        worker.begin_wait(now, ticket);
+        *waits_for = Some(ticket);
+    } else if outcome.is_some() && waits_for.take_if(|waited| *waited == ticket).is_some() {
+        worker.end_wait(now, ticket);
+    }
+    outcome
 }
 
 impl Role for Player {

@@ -376,7 +376,7 @@ mod tests {
                 Outcome::Correctness(what) | Outcome::Liveness(what) => what.contains(sentence),
                 Outcome::Passed | Outcome::Crash(_) => false,
             };
-            assert!((0..400).any(is_it), "{canary:?} is not found");
+            assert!((0..800).any(is_it), "{canary:?} is not found");
         }
     }
 

@@ -10,6 +10,7 @@ use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
 use paramill_core::status::{MemberState, Status};
 use paramill_core::types::WorkerId;
+use paramill_core::waits::Waited;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
 use paramill_sim::report::parameter_hash;
 use paramill_train::{ProductGradient, Touched, Workload};
@@ -88,6 +89,8 @@ pub(crate) struct JobEnd {
     pub(crate) dead_workers: Vec<u32>,
     /// Bytes held by each server for parameters, accumulators and optimizer state.
     pub(crate) server_memory_bytes: Vec<u64>,
+    /// How long workers waited, and for whom.
+    pub(crate) waited: Waited,
 }
 
 /// Trains as worker `rank` of a job that was joined; `tell` hears how far it is now and then. The result is there before the worker
@@ -286,6 +289,7 @@ fn judge(job: &Job, tables: &[Trained], workload: &dyn Workload) -> Result<JobEn
         nonfinite: status.shards.iter().map(|shard| shard.nonfinite).sum(),
         dead_workers: dead.map(|worker| worker.worker.0).collect(),
         server_memory_bytes: server_memory(&status),
+        waited: status.waited,
     })
 }
 

@@ -5,7 +5,7 @@ use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::local;
-use crate::policy::{Axis, Policy, PolicyOverride, Reduce};
+use crate::policy::{Axis, JobPolicies, Policy, PolicyOverride, Reduce};
 use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::JobSize;
@@ -56,6 +56,11 @@ impl JobConfig {
     /// The configuration that servers need before they start their data cores.
     pub fn size(&self) -> JobSize {
         JobSize { workers: self.workers, servers: self.servers }
+    }
+
+    /// The policies that the job begins with.
+    pub(super) fn policies(&self) -> JobPolicies {
+        JobPolicies { policy: self.policy.clone(), overrides: self.overrides.clone() }
     }
 
     /// The tables that are not cut, ascending: on some server their policies need whole layers

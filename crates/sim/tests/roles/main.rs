@@ -29,6 +29,7 @@ mod slabs;
 mod stacked;
 mod table_iii;
 mod tally;
+mod waits;
 
 use bench::Bench;
 use paramill_core::coordinator::JobConfig;
