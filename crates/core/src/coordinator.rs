@@ -546,9 +546,9 @@ impl Coordinator {
             None => Err(format!("the job has not started ({})", self.phase())),
             Some(epochs) => {
                 let plan = epochs.newest();
-                let (config, registry, workers) = (&self.config, &*self.registry, &self.workers);
+                let (config, registry) = (&self.config, &*self.registry);
                 let has_aggregators = self.aggregators.ids().next().is_some();
-                let switching = Switching { config, registry, plan, workers, has_aggregators };
+                let switching = Switching { config, registry, plan, has_aggregators };
                 switching.check(&rule).map(|done| (done, plan.epoch + 1))
             }
         };
@@ -762,7 +762,6 @@ impl Coordinator {
         if !control::fits(&message) {
             status.shards.iter_mut().for_each(|shard| shard.tables.clear());
             status.receivers.clear();
-            status.workers.iter_mut().for_each(|worker| worker.report.slabs.clear());
             status.phase += " (there are too many tables to report)";
             message = frame(Kind::Control, &Control::Status(Box::new(status)));
         }

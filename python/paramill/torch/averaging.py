@@ -15,7 +15,7 @@ from ..job import Job
 from ..policies import AveragingPolicies, Policies
 from .buckets import AveragedBucket, Bucket, PresenceBucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import JobOptimizer, check_keywords, check_sync, declare_buffers, joining, names_in, pack_bytes_of
+from .optimizer import JobOptimizer, check_keywords, declare_buffers, joining, names_in, pack_bytes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,7 +62,11 @@ class AveragingOptimizer(JobOptimizer):
                 f"under `{sync}` there is no mean of a round; average under {', '.join(_native.models_of_rounds())}, or name an "
                 "optimizer of the servers"
             )
-        check_sync(sync)
+        if _native.pulls_partially(sync):
+            raise PolicyError(
+                f"under `{sync}` a worker would step with the last round's mean where it goes on without this one's, and others "
+                "with this one's: replicas would differ for good; leave `b` and `tau2` out, or make a DistributedOptimizer"
+            )
         # What torch writes into groups and state while it makes an optimizer is thrown away.
         self._optimizer: Any = SimpleNamespace()
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)

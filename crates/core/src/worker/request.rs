@@ -29,6 +29,8 @@ pub(super) struct Request {
     dtype: DType,
     /// Place in this worker's shared memory where a server may put the answer.
     reply_place: Option<Place>,
+    /// The worker may go on without its answer (PSP).
+    is_partial: bool,
     /// Its pull waits for the scheduler (without overlap).
     waits_for_scheduler: bool,
     /// Chunks, or rows, of the answer that are here.
@@ -67,6 +69,8 @@ pub(super) enum OutgoingForm {
     Encoded(Arc<Payloads>),
     /// The same chunks as they travel without a codec: the one that made them holds no more.
     Decoded(Arc<Payloads>),
+    /// The server would drop it, and hears that there is one.
+    Nothing,
 }
 
 /// A table's part of what is pushed in one go.
@@ -142,10 +146,16 @@ impl Request {
             fetch,
             dtype,
             reply_place,
+            is_partial: false,
             waits_for_scheduler,
             received,
             kind,
         }
+    }
+
+    /// Whether the worker may go on without its answer.
+    pub(super) fn partial(self, is_partial: bool) -> Request {
+        Request { is_partial, ..self }
     }
 
     /// Its answer is a part of a pull of the whole table.
@@ -174,6 +184,18 @@ impl Request {
 
     pub(super) fn fetch(&self) -> Option<FetchId> {
         self.fetch
+    }
+
+    pub(super) fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
+    /// The iteration that its answer is for.
+    pub(super) fn iteration(&self) -> Clock {
+        match self.kind {
+            RequestKind::Push { .. } => self.clock + 1,
+            RequestKind::Init { .. } | RequestKind::Pull { .. } => self.clock,
+        }
     }
 
     pub(super) fn waits_for_scheduler(&self) -> bool {
@@ -465,6 +487,12 @@ impl Request {
 }
 
 impl Outgoing {
+    /// The same for a server that would drop it. What no server takes does not go back to a residual.
+    pub(super) fn left_out(&self) -> Outgoing {
+        let (form, missing) = (OutgoingForm::Nothing, Missing::default());
+        Outgoing { buffer: self.buffer.clone(), form, missing, is_counted: false }
+    }
+
     /// Hands the frames of a shard's part to `send`. `push` is what they have in common.
     fn frames(&self, push: Push, shard: ShardId, layout: &Layout, send: &mut impl FnMut(Frame)) {
         match &self.form {
@@ -482,6 +510,10 @@ impl Outgoing {
                     if layout.is_sparse() { Form::Rows { count } } else { Form::PLAIN }
                 };
                 self.chunk_frames(push, shard, payloads, layout, form, send);
+            }
+            OutgoingForm::Nothing => {
+                let piece = Piece { is_last: true, ..push.piece };
+                send(push_frame(Push { piece, form: Form::NOTHING, ..push }, Body::Empty));
             }
         }
     }

@@ -9,7 +9,7 @@ use super::gradient::PullOptions;
 use super::layout::Share;
 use super::links::{Idle, Links};
 use super::local_table::LocalTable;
-use super::partial_pull::PartialPulls;
+use super::partial_pull::{BlockId, PartialPulls};
 use super::reporter::Reporter;
 use super::request::{self, Answer, Payload, Request, RequestKind, TablePush};
 use super::requests::Requests;
@@ -20,7 +20,7 @@ use super::staging::Staging;
 use super::streams::{StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
-use super::ticket::{Outstanding, Pending, Ticket, TicketKind, Tickets};
+use super::ticket::{Expected, Pending, Ticket, TicketKind, Tickets};
 use crate::consistency::ServerPush;
 use crate::landing::{Destination, Landing};
 use crate::limits;
@@ -31,7 +31,7 @@ use crate::store::Allocate;
 use crate::stream::Taken;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control;
-use crate::wire::frame::{Params, Update};
+use crate::wire::frame::{Form, Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -170,7 +170,6 @@ impl Traffic {
             return true;
         }
         let Some(ticket) = self.tickets.start() else { return false };
-        self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);
         self.partial_pulls.turn(first);
@@ -233,17 +232,18 @@ impl Traffic {
             }
         }
         let worker = session.id().map_or(0, |id| id.0);
-        match self.tables.follow(plan, registry, worker, rule) {
-            Ok(notes) => notes.into_iter().for_each(|note| session.log(note)),
-            Err(error) => return session.fail(error),
+        if let Err(error) = self.tables.follow(plan, registry, worker, rule) {
+            return session.fail(error);
         }
-        self.count_blocks();
+        let tables = &self.tables;
+        self.partial_pulls.follow(now, |block| tables[block.table].partial_pull(block.shard));
+        self.publish_partial();
         for &id in &under_way {
             if let Some(request) = self.requests.get_mut(id) {
                 request.check_place(&self.tables[request.table()]);
             }
         }
-        under_way.into_iter().for_each(|id| self.send_again(session, id));
+        under_way.into_iter().for_each(|id| self.send_again(session, now, id));
         if let Some(staging) = &mut self.staging {
             // What is held back was made by the former codecs.
             changed.iter().for_each(|&table| staging.drop_all_held(&mut self.tables[table]));
@@ -266,7 +266,7 @@ impl Traffic {
     /// After a (new) connection to a shard: sends again what it may have missed.
     pub(super) fn resume_with_shard(&mut self, session: &mut Session, now: Time, shard: ShardId) {
         let mine = self.requests.numbers(|request| request.shard() == shard);
-        mine.into_iter().for_each(|id| self.send_again(session, id));
+        mine.into_iter().for_each(|id| self.send_again(session, now, id));
         self.streams.settle(session, &self.tables);
         self.links.follow(session, now, &mut self.tables, self.streams.followers());
         self.links.resume(session, shard);
@@ -366,7 +366,7 @@ impl Traffic {
             self.say_leave(session);
             return Err(why);
         }
-        let mut pending = match kind {
+        let pending = match kind {
             SubmissionKind::Push { .. } => {
                 Pending::new(TicketKind::Push { table: parts[0].table, clock }, now)
             }
@@ -385,11 +385,9 @@ impl Traffic {
                     in_flight.push(slab);
                 }
                 (None, Sent::Made(gradient)) => {
-                    let is_partial = local.partial_pull().is_some();
-                    pending = pending.with_partial(is_partial.then_some(clock + 1));
                     let wants =
                         *kind == SubmissionKind::Push { want_params: true } && local.asks_after(clock);
-                    let reply = wants.then(|| local.begin_pull(clock + 1, is_partial));
+                    let reply = wants.then(|| local.begin_pull(clock + 1, local.is_partial()));
                     pushes.push(TablePush { table, gradient, reply });
                 }
                 // Only a slab has memory that frames are sent from.
@@ -398,33 +396,45 @@ impl Traffic {
         }
         let replicated = |push: &TablePush| self.tables[push.table].is_broadcast().then_some(push.table);
         let replicated: Vec<usize> = pushes.iter().filter_map(replicated).collect();
-        let ticket = self.submit(session, pending.with_slabs(in_flight), clock, pushes);
+        let ticket = self.submit(session, now, pending.with_slabs(in_flight), clock, pushes);
         replicated.into_iter().for_each(|table| self.answer_at_once(now, table));
         Ok(ticket)
     }
 
     /// Sends gradients of a clock to all shards of their tables, under one ticket that is due when all servers have them and
-    /// all parameters that are wanted are here.
+    /// all parameters that are wanted are here, or when the worker may go on without the rest.
     fn submit(
         &mut self,
         session: &mut Session,
+        now: Time,
         pending: Pending,
         clock: Clock,
         pushes: Vec<TablePush>,
     ) -> Ticket {
         let ticket = self.tickets.reserve();
-        let (mut acks, mut answers) = (0, 0);
+        let (mut expected, mut is_partial) = (Expected::default(), false);
         for TablePush { table, gradient, reply } in pushes {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
-            acks += shards.len();
-            answers += if reply.is_some() { shards.len() } else { 0 };
             for shard in shards {
-                let (gradient, want_params) = (Some(gradient.clone()), reply.is_some());
+                let rule = self.tables[table].partial_pull(shard);
+                is_partial |= rule.is_some();
+                // An aggregator adds gradients up, and wants all of them.
+                let is_dropped = self.tables[table].is_dropped(shard, clock) && !session.is_aggregated();
+                let gradient = Some(if is_dropped { gradient.left_out() } else { gradient.clone() });
+                let want_params = reply.is_some();
+                let outstanding = expected.of(rule.is_some());
+                outstanding.acks += 1;
+                outstanding.answers += usize::from(want_params);
+                if let Some(rule) = rule.filter(|_| want_params) {
+                    self.partial_pulls.expect(now, clock + 1, BlockId { table, shard }, rule);
+                }
                 let kind = RequestKind::Push { gradient, want_params };
-                self.request(session, Request::new(shard, table, clock, ticket, kind).with_reply(reply));
+                let request = Request::new(shard, table, clock, ticket, kind).with_reply(reply);
+                self.request(session, request.partial(rule.is_some()));
             }
         }
-        self.tickets.file(ticket, pending.expecting(acks, answers));
+        let pending = pending.with_partial(is_partial.then_some(clock + 1));
+        self.tickets.file(ticket, pending.expecting_each(expected));
         ticket
     }
 
@@ -478,16 +488,22 @@ impl Traffic {
     ) -> Ticket {
         let local = &mut self.tables[index];
         let clock = local.pull_clock(self.clock);
-        let is_partial = local.partial_pull().is_some() && !at_once;
+        let is_partial = local.is_partial() && !at_once;
         let reply = local.begin_pull(clock, is_partial);
         let shards: Vec<ShardId> = local.layout().shards().collect();
-        let pending =
-            Pending::new(kind, now).expecting(0, shards.len()).with_partial(is_partial.then_some(clock));
-        let ticket = self.tickets.open(pending);
+        let (ticket, mut expected) = (self.tickets.reserve(), Expected::default());
         for shard in shards {
+            let rule = self.tables[index].partial_pull(shard).filter(|_| is_partial);
+            expected.of(rule.is_some()).answers += 1;
+            if let Some(rule) = rule {
+                self.partial_pulls.expect(now, clock, BlockId { table: index, shard }, rule);
+            }
             let kind = RequestKind::Pull { rows: None, now: at_once };
-            self.request(session, Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)));
+            let request = Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply));
+            self.request(session, request.partial(rule.is_some()));
         }
+        let pending = Pending::new(kind, now).with_partial(is_partial.then_some(clock));
+        self.tickets.file(ticket, pending.expecting_each(expected));
         self.answer_at_once(now, index);
         ticket
     }
@@ -524,10 +540,10 @@ impl Traffic {
 
     /// Sends a request once more if its server is connected. A pull whose ticket was given up is not
     /// asked again (blocks that PSP went on without).
-    fn send_again(&mut self, session: &mut Session, id: u64) {
+    fn send_again(&mut self, session: &mut Session, now: Time, id: u64) {
         let Some(request) = self.requests.get(id) else { return };
         if !request.must_be_sent() && !self.tickets.contains(request.ticket()) {
-            self.drop_request(id);
+            self.drop_request(now, id);
         } else if session.is_up(request.shard()) {
             self.send_request(session, id);
         }
@@ -539,10 +555,14 @@ impl Traffic {
     }
 
     /// Forgets a request whose answer will not come.
-    fn drop_request(&mut self, id: u64) -> Option<Request> {
+    fn drop_request(&mut self, now: Time, id: u64) -> Option<Request> {
         let request = self.requests.remove(id)?;
+        let (table, shard) = (request.table(), request.shard());
         if let Some(fetch) = request.fetch().filter(|_| request.wants_params()) {
-            self.tables[request.table()].settle(fetch, request.shard());
+            self.tables[table].settle(fetch, shard);
+        }
+        if request.is_partial() && request.wants_params() {
+            self.partial_pulls.forget(now, request.iteration(), BlockId { table, shard });
         }
         Some(request)
     }
@@ -568,10 +588,10 @@ impl Traffic {
 
     pub(super) fn take_acknowledgement(&mut self, session: &mut Session, from: ShardId, id: u64) {
         let Some(request) = self.request_to(from, id) else { return };
-        let ticket = request.ticket();
+        let (ticket, is_partial) = (request.ticket(), request.is_partial());
         let Some(acknowledged) = self.requests.acknowledge(id) else { return };
         if let Some(pending) = self.tickets.get_mut(ticket) {
-            pending.acknowledged();
+            pending.acknowledged(is_partial);
         }
         if acknowledged.is_settled {
             self.requests.remove(id);
@@ -592,7 +612,7 @@ impl Traffic {
         payload: Payload<'_>,
     ) {
         let params = Params::decode(header);
-        let (clock, id) = (self.clock, params.subject.request);
+        let id = params.subject.request;
         let Some(request) = self.requests.get_mut(id) else { return };
         // An answer under codecs that hold no more, or that this worker has yet to hear of: it is asked for again.
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
@@ -602,10 +622,15 @@ impl Traffic {
         self.reporter.note_pulled(header.payload_bytes);
         let (ticket, table) = (request.ticket(), request.table());
         let local = &mut self.tables[table];
-        let push = ServerPush { clock, version: params.version };
+        local.note_version(from, params.version);
+        if params.form == Form::NOTHING && request.fetch().is_some() {
+            return self.take_nothing(session, now, from, &params);
+        }
+        let push = ServerPush { clock: local.iteration(self.clock), version: params.version };
         // The first values are needed, however old they are.
         let is_start = self.tickets.start() == Some(ticket);
-        let is_late = request.is_conditional() && !is_start && !local.takes(&push);
+        let is_late =
+            request.is_conditional() && !is_start && !local.takes(from, &push, request.is_partial());
         let rows = self.tickets.get_mut(ticket).map_or(&mut [][..], Pending::rows_mut);
         let payload_bytes = header.payload_bytes;
         let taken =
@@ -617,44 +642,68 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, from, id);
         }
-        self.end_answer(now, id, taken, is_late);
+        self.end_answer(now, id, params.version, taken, is_late);
+    }
+
+    /// A server leaves out the answer to a pull that a later one has overtaken. Where another model holds by now, under which it
+    /// counts, it is asked for again.
+    fn take_nothing(&mut self, session: &mut Session, now: Time, from: ShardId, params: &Params) {
+        let id = params.subject.request;
+        self.take_acknowledgement(session, from, id);
+        if self.requests.get(id).is_some_and(Request::is_partial) {
+            self.end_answer(now, id, params.version, Ok(()), true);
+        } else {
+            self.send_request(session, id);
+        }
     }
 
     /// The answer to a request is over, well or badly.
-    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>, is_late: bool) {
+    fn end_answer(
+        &mut self,
+        now: Time,
+        id: u64,
+        version: Clock,
+        taken: Result<(), WorkerError>,
+        is_late: bool,
+    ) {
         let Some(request) = self.requests.get_mut(id) else { return };
-        let (from, ticket, table, fetch) =
+        let (shard, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
+        let (is_partial, iteration) = (request.is_partial(), request.iteration());
         if request.end_answer() {
             self.requests.remove(id);
         }
         let is_whole = taken.is_ok() && !is_late;
+        if is_partial && taken.is_ok() {
+            self.partial_pulls.arrived(now, iteration, BlockId { table, shard }, version);
+        }
         if let Some(pending) = self.tickets.get_mut(ticket) {
             match taken {
                 Err(error) => pending.fail(error),
-                Ok(()) => {
-                    pending.answered();
-                    let counts = |clock: &Clock| *clock >= self.partial_pulls.clock();
-                    if let Some(clock) = pending.partial().filter(counts) {
-                        self.partial_pulls.arrived(now, clock);
-                    }
-                }
+                Ok(()) => pending.answered(is_partial),
             }
         }
         let Some(fetch) = fetch else { return };
         let (local, partial_pulls) = (&mut self.tables[table], &self.partial_pulls);
         if is_whole {
-            local.arrived(fetch, from, |clock| partial_pulls.is_open(clock));
+            local.arrived(fetch, shard, version, |clock| partial_pulls.is_open(clock));
         } else {
-            local.settle(fetch, from);
+            local.settle(fetch, shard);
         }
         // The block may be the one that lets the worker go on with all tables.
-        if local.partial_pull().is_some() {
+        if is_partial {
             self.publish_partial();
         }
     }
 
-    pub(super) fn take_fault(&mut self, session: &mut Session, from: ShardId, id: u64, mut fault: Fault) {
+    pub(super) fn take_fault(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ShardId,
+        id: u64,
+        mut fault: Fault,
+    ) {
         fault.message = control::sentence(fault.message);
         if fault.cause == Cause::NotAMember {
             return session.fail(WorkerError::NotAMember(fault.message));
@@ -666,7 +715,7 @@ impl Traffic {
         let Some(request) = self.request_to(from, id) else { return session.log(fault.message) };
         let counted = request.counted();
         let was_taken = self.requests.acknowledge(id).is_none();
-        let Some(request) = self.drop_request(id) else { return };
+        let Some(request) = self.drop_request(now, id) else { return };
         // The worker may have re-sent this push.
         let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
         let is_sent_again = counted.is_some() && self.requests.values().any(is_it);
@@ -679,6 +728,10 @@ impl Traffic {
         }
         if !was_taken {
             local.forget_pushed(request.clock());
+        }
+        if !self.tickets.contains(request.ticket()) {
+            // The application went on without the acknowledgement.
+            session.log(fault.message.clone());
         }
         let error = WorkerError::Refused { cause: fault.cause, message: fault.message };
         self.tickets.fail(request.ticket(), error);
@@ -902,7 +955,8 @@ impl Traffic {
             }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             request.take_replica(local, rows);
-            self.end_answer(now, id, Ok(()), false);
+            let version = request.iteration();
+            self.end_answer(now, id, version, Ok(()), false);
             false
         });
         if !waiting.is_empty() {
@@ -934,10 +988,6 @@ impl Traffic {
         self.tables.iter_mut().for_each(|table| table.publish_partial(|clock| partial_pulls.is_open(clock)));
     }
 
-    fn count_blocks(&mut self) {
-        self.partial_pulls.set_blocks(self.tables.iter().filter_map(LocalTable::partial_blocks));
-    }
-
     // Tickets.
 
     /// Whether a ticket is due, and how it ended. `None`: wait on.
@@ -954,6 +1004,7 @@ impl Traffic {
         }
         // PSP-SGD: a push is not waited for either, as long as the gradients under way do not pile up.
         let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock))
+            && !pending.is_firmly_open()
             && self.requests.clocks_unacknowledged() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
         (may_go_on || !pending.is_open()).then_some(Ok(()))
     }
@@ -977,8 +1028,11 @@ impl Traffic {
         slabs.iter().any(|slab| self.tables[slab.table.0 as usize].is_landing(slab))
     }
 
-    /// Whether a share of the parameters is in the slabs of an exchange.
+    /// Whether a share of the parameters is in the slabs of an exchange. Of one that may end early nothing is known before it does.
     pub(super) fn has_share(&self, ticket: Ticket, share: Share) -> bool {
+        if self.tickets.get(ticket).is_some_and(|pending| pending.partial().is_some()) {
+            return false;
+        }
         let mut its = self.requests.values().filter(|request| request.ticket() == ticket);
         its.all(|request| request.has_share(self.tables[request.table()].layout(), share))
     }
@@ -1004,30 +1058,21 @@ impl Traffic {
     /// Lends a dense table's buffers to the application.
     pub(super) fn lend(&mut self, lender: u64, table: TableId) -> Result<Slab, WorkerError> {
         let index = self.tables.index(table)?;
-        let is_busy = self.tables[index].is_submitting()
-            || self.requests.values().any(|request| request.table() == index);
-        let slab = self.tables[index].lend(table, lender, is_busy, &**self.allocation.allocator())?;
-        self.note_lent();
-        Ok(slab)
+        // Nobody waits for what a partial pull went on without.
+        let is_waited_for =
+            |request: &Request| request.table() == index && self.tickets.contains(request.ticket());
+        let is_busy = self.tables[index].is_submitting() || self.requests.values().any(is_waited_for);
+        self.tables[index].lend(table, lender, is_busy, &**self.allocation.allocator())
     }
 
     /// Takes a slab's buffers back.
     pub(super) fn give_back(&mut self, slab: Slab) {
         self.tables[slab.table().0 as usize].take_back(slab);
-        self.note_lent();
     }
 
     fn end_exchange(&mut self, lender: u64, slab: SlabInFlight) -> Slab {
         let local = &mut self.tables[slab.table.0 as usize];
         local.end_exchange(slab, lender, &**self.allocation.allocator())
-    }
-
-    /// A table that is lent arrives whole, by exchanges: it is not among the blocks of a partial pull. The coordinator is
-    /// told, because it refuses to switch such a table to one.
-    fn note_lent(&mut self) {
-        self.reporter.set_slabs(self.tables.lent());
-        self.reporter.hurry(Time::ZERO);
-        self.count_blocks();
     }
 
     // Reports.
@@ -1069,9 +1114,13 @@ impl Traffic {
             table.check(self.requests.values().filter(brings_block).count())?;
         }
         self.tickets.check(is_planned, |ticket| {
-            let its = || self.requests.values().filter(|request| request.ticket() == ticket);
-            let acks = its().filter(|request| request.wants_ack()).count();
-            Outstanding { acks, answers: its().filter(|request| request.wants_params()).count() }
+            let mut expected = Expected::default();
+            for request in self.requests.values().filter(|request| request.ticket() == ticket) {
+                let outstanding = expected.of(request.is_partial());
+                outstanding.acks += usize::from(request.wants_ack());
+                outstanding.answers += usize::from(request.wants_params());
+            }
+            expected
         })
     }
 }

@@ -121,6 +121,16 @@ impl WaitingPulls {
         Some(pull)
     }
 
+    /// Whether the worker of a pull of a whole table waits with one for an iteration after this one.
+    pub(super) fn has_later(&self, pull: &PendingPull, iteration: Clock) -> bool {
+        let is_later = |other: &PendingPull| {
+            (other.worker, other.table) == (pull.worker, pull.table)
+                && other.rows.is_none()
+                && other.clock > iteration
+        };
+        pull.rows.is_none() && self.filed.iter().flatten().any(is_later)
+    }
+
     /// Keeps a pull until its table has initial values.
     pub(super) fn keep_for_values(&mut self, pull: PendingPull) {
         self.add_backlog(&pull);

@@ -105,6 +105,10 @@ impl Sink for GradientSink<'_> {
     fn repeat(&mut self, frame: &PushFrame<'_>) {
         self.controller.push(frame.now, frame.worker, frame.push.clock, Admit::Duplicate, None);
     }
+
+    fn takes_empty_pushes(&self) -> bool {
+        true
+    }
 }
 
 /// The destination of sums of a clock.
