@@ -207,24 +207,26 @@ def test_averages_are_not_pulled_partially(sync: str) -> None:
 
 
 def test_a_step_goes_on_without_the_blocks_of_a_late_server(launch: Callable[..., Any]) -> None:
-    """Server 1 answers so late that a job which waited for it would not end in time."""
+    """Every tenth answer is late. What a step went on without comes with a later one, and no gradient is lost."""
     program = """
     import torch
-    torch.manual_seed(0)
     model = torch.nn.Linear(64, 64, bias=False)
+    torch.nn.init.zeros_(model.weight)
     optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=1")
-    before = model.weight.detach().clone().flatten()
-    for _ in range(5):
-        model.weight.grad = torch.ones_like(model.weight)
+    left_out = 0
+    for step in range(60):
+        # The last steps move nothing: they only bring what is missing.
+        model.weight.grad = torch.full_like(model.weight, float(step < 40))
+        before = model.weight.detach().clone()
         optimizer.step()
-    moved = (before - model.weight.detach().flatten()).round().long()
-    half = len(moved) // 2
-    report([moved[:half].unique().tolist(), moved[half:].unique().tolist(), optimizer.job.current_clock])
-    optimizer.job.close()
+        left_out += bool((model.weight.detach() == before).any()) if step < 40 else 0
+    report([left_out, model.weight.detach().unique().tolist()])
+    optimizer.close()
     """
-    inject = ["--inject", "server:1->worker:* pull:delay=600s"]
-    for first, second, clock in launch(program, 1, 2, "--sync", "psp:c=1,b=0.5", *inject):
-        assert (first, second, clock) == ([5], [0], 5)
+    options = ["--sync", "psp:c=2,b=0.5", "--placement", "uniform", "--inject", "pull:delay=100ms,p=0.1"]
+    for left_out, values in launch(program, 2, 4, *options):
+        assert left_out > 0
+        assert values == [-40.0]
 
 
 def test_a_second_optimizer_has_words_of_its_own(launch: Callable[..., Any]) -> None:

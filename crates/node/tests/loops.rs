@@ -245,8 +245,7 @@ fn an_exchange_that_goes_on_without_late_blocks_leaves_their_last_values() {
     let places =
         [Place::over(Transport::Tcp, 1), Place::over(Transport::Tcp, 4), Place::over(Transport::Shm, 4)];
     for place in places.into_iter().chain([memory]).map(late) {
-        let policy =
-            Policy::default().with(Axis::Sync, "psp:c=1,b=0.5").with(Axis::Optimizer, "sgd:lr=1");
+        let policy = Policy::default().with(Axis::Sync, "psp:c=1,b=0.5").with(Axis::Optimizer, "sgd:lr=1");
         let server = place.start_with(1, policy);
         let job = Job::init(place.options(&server, 0)).unwrap();
         let table = job.table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS]).unwrap();

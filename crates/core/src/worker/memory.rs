@@ -809,4 +809,49 @@ mod tests {
             assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
         }
     }
+
+    /// An exchange for an iteration, beside the slab; versions from this iteration on are taken.
+    fn begin_beside(memory: &mut ParameterMemory, clock: Clock, values: Buffer) -> FetchId {
+        let partition = &Arc::clone(&memory.partition);
+        let slab = BesideSlab { clock, values, dtype: DType::F32, partition, wants_place: true };
+        memory.begin_beside(slab, |_, version| version >= clock).0
+    }
+
+    fn arrive_as(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, version: Clock) {
+        receive(memory, fetch, shard, version as f32);
+        memory.arrived(fetch, shard, version, |_| false);
+    }
+
+    #[test]
+    fn blocks_beside_a_slab_go_there_when_they_are_whole_and_an_exchange_has_it() {
+        let mut memory = memory();
+        let values = memory.lend_slab().expect("it is not lent");
+        let first = begin_beside(&mut memory, 1, values);
+        arrive_as(&mut memory, first, 0, 1);
+        let mut late = memory.back(first, 1).expect("it is wanted");
+        assert!(!memory.is_landing(first), "nothing is received into the slab itself");
+        let (values, reserved) = memory.take_slab(first).expect("it is there");
+        assert!(reserved.is_none());
+        assert_eq!(values.as_slice(), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        fill(&mut late, 1, 1.0);
+        drop(late);
+        memory.arrived(first, 1, 1, |_| false);
+        assert_eq!(values.as_slice()[4], 0.0, "the application has it");
+        // It is too old for the next exchange.
+        let second = begin_beside(&mut memory, 2, values);
+        assert_eq!((memory.waiting(), memory.check()), (2, Ok(())));
+        let (values, _) = memory.take_slab(second).expect("it is there");
+        assert_eq!(values.as_slice()[4], 0.0);
+        // One of a server that is ahead is not.
+        arrive_as(&mut memory, second, 1, 3);
+        let third = begin_beside(&mut memory, 3, values);
+        arrive_as(&mut memory, third, 0, 3);
+        let (values, _) = memory.take_slab(third).expect("it is there");
+        assert_eq!(values.as_slice(), [3.0; ELEMENTS]);
+        // What comes when the slab was given back is of no use.
+        memory.return_slab(values);
+        arrive_as(&mut memory, second, 0, 9);
+        arrive_as(&mut memory, third, 1, 9);
+        assert_eq!((memory.values(), memory.waiting(), memory.check()), (&[3.0; ELEMENTS][..], 0, Ok(())));
+    }
 }

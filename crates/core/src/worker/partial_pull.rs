@@ -133,13 +133,12 @@ impl Gate {
 
     fn judge(&mut self, now: Time) {
         self.groups.iter_mut().for_each(|group| group.note_enough(now));
-        self.is_open = self.groups.iter().all(|group| group.opens_at().is_some_and(|at| at <= now));
+        self.is_open = self.opens_at().is_some_and(|at| at <= now);
     }
 
     /// When it opens by what is here; `None` while blocks have to come.
     fn opens_at(&self) -> Option<Time> {
-        let each = self.groups.iter().map(Group::opens_at).collect::<Option<Vec<Time>>>()?;
-        each.into_iter().max()
+        self.groups.iter().map(Group::opens_at).try_fold(Time::ZERO, |latest, at| Some(latest.max(at?)))
     }
 }
 

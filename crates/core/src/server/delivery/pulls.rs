@@ -128,7 +128,12 @@ impl WaitingPulls {
                 && other.rows.is_none()
                 && other.clock > iteration
         };
-        pull.rows.is_none() && self.filed.iter().flatten().any(is_later)
+        let of_table = self.backlogs.get(pull.table);
+        let has_more = of_table.and_then(|of_table| of_table.get(pull.worker.0 as usize));
+        // Most workers wait with one pull of a table at a time: this one.
+        pull.rows.is_none()
+            && has_more.is_some_and(|backlog| backlog.pulls > 0)
+            && self.filed.iter().flatten().any(is_later)
     }
 
     /// Keeps a pull until its table has initial values.
