@@ -5,8 +5,10 @@ use super::layout::{Layout, RowPlace, Share, elements_of};
 use super::local_table::{LocalTable, Reply};
 use super::memory::FetchId;
 use super::missing::Missing;
+use super::partial_pull::BlockId;
 use super::scheduler::Scheduler;
 use super::{Ticket, WorkerError};
+use crate::consistency::PartialPull;
 use crate::landing::Landing;
 use crate::lease::Lease;
 use crate::role::{Body, Frame};
@@ -29,8 +31,8 @@ pub(super) struct Request {
     dtype: DType,
     /// Place in this worker's shared memory where a server may put the answer.
     reply_place: Option<Place>,
-    /// The worker may go on without its answer (PSP).
-    is_partial: bool,
+    /// When the worker may go on without its answer (PSP).
+    partial: Option<PartialPull>,
     /// Its pull waits for the scheduler (without overlap).
     waits_for_scheduler: bool,
     /// Chunks, or rows, of the answer that are here.
@@ -146,16 +148,16 @@ impl Request {
             fetch,
             dtype,
             reply_place,
-            is_partial: false,
+            partial: None,
             waits_for_scheduler,
             received,
             kind,
         }
     }
 
-    /// Whether the worker may go on without its answer.
-    pub(super) fn partial(self, is_partial: bool) -> Request {
-        Request { is_partial, ..self }
+    /// The worker may go on without its answer by this rule, or not at all.
+    pub(super) fn with_partial(self, partial: Option<PartialPull>) -> Request {
+        Request { partial, ..self }
     }
 
     /// Its answer is a part of a pull of the whole table.
@@ -186,8 +188,20 @@ impl Request {
         self.fetch
     }
 
+    /// Whether the worker may go on without its answer.
     pub(super) fn is_partial(&self) -> bool {
-        self.is_partial
+        self.partial.is_some()
+    }
+
+    /// The block that it is to bring, and when the worker may go on without it, if it may.
+    pub(super) fn partial_block(&self) -> Option<(BlockId, PartialPull)> {
+        let partial = self.partial.filter(|_| self.wants_params())?;
+        Some((self.block(), partial))
+    }
+
+    /// The block that it is about.
+    pub(super) fn block(&self) -> BlockId {
+        BlockId { table: self.table, shard: self.shard }
     }
 
     /// The iteration that its answer is for.

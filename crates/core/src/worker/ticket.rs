@@ -1,6 +1,7 @@
 //! Tickets: handles that the application waits on.
 
 use super::WorkerError;
+use super::request::Request;
 use super::slab::SlabInFlight;
 use crate::policy::JobPolicies;
 use crate::status::Status;
@@ -67,6 +68,13 @@ pub(super) struct Expected {
 impl Expected {
     pub(super) fn of(&mut self, is_loose: bool) -> &mut Outstanding {
         if is_loose { &mut self.loose } else { &mut self.firm }
+    }
+
+    /// Adds what is to come of a request.
+    pub(super) fn add(&mut self, request: &Request) {
+        let outstanding = self.of(request.is_partial());
+        outstanding.acks += usize::from(request.wants_ack());
+        outstanding.answers += usize::from(request.wants_params());
     }
 }
 

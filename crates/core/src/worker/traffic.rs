@@ -9,7 +9,7 @@ use super::gradient::PullOptions;
 use super::layout::Share;
 use super::links::{Idle, Links};
 use super::local_table::LocalTable;
-use super::partial_pull::{BlockId, PartialPulls};
+use super::partial_pull::PartialPulls;
 use super::reporter::Reporter;
 use super::request::{self, Answer, Payload, Request, RequestKind, TablePush};
 use super::requests::Requests;
@@ -20,7 +20,7 @@ use super::staging::Staging;
 use super::streams::{StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
-use super::ticket::{Expected, Pending, Ticket, TicketKind, Tickets};
+use super::ticket::{Expected, Outstanding, Pending, Ticket, TicketKind, Tickets};
 use crate::consistency::ServerPush;
 use crate::landing::{Destination, Landing};
 use crate::limits;
@@ -146,18 +146,7 @@ impl Traffic {
                 return false;
             }
         }
-        if self.tables.iter().any(LocalTable::is_broadcast) {
-            match access {
-                // Its aggregator is near to all that are behind it, and passes streams on.
-                Access::Full if session.is_aggregated() => session.set_reached(None),
-                Access::Full => session.listen(),
-                Access::WriteOnly => session.set_reached(None),
-                // What it holds back could not be passed on as it is, and nobody asks where it is reached.
-                Access::ReadOnly => {}
-            }
-        } else if access == Access::WriteOnly {
-            session.set_reached(None);
-        }
+        session.offer_to_relay(self.tables.iter().any(LocalTable::is_broadcast));
         if let Some(why) = self.links.refusal(session, &self.tables) {
             session.fail(WorkerError::Table(why));
             return false;
@@ -192,13 +181,13 @@ impl Traffic {
                 let values = local.lend_copy(&initial, &**self.allocation.allocator());
                 for &shard in &shards {
                     let kind = RequestKind::Init { values: Some(values.clone()) };
-                    self.request(session, Request::new(shard, index, 0, ticket, kind));
+                    self.request(session, now, Request::new(shard, index, 0, ticket, kind));
                 }
             }
             answers += if reads { shards.len() } else { 0 };
             for &shard in shards.iter().filter(|_| reads) {
                 let kind = RequestKind::Pull { rows: is_sparse.then(Vec::new), now: false };
-                self.request(session, Request::new(shard, index, first, ticket, kind).with_reply(reply));
+                self.request(session, now, Request::new(shard, index, first, ticket, kind).with_reply(reply));
             }
         }
         // The application may have given the ticket up.
@@ -412,27 +401,21 @@ impl Traffic {
         pushes: Vec<TablePush>,
     ) -> Ticket {
         let ticket = self.tickets.reserve();
-        let (mut expected, mut is_partial) = (Expected::default(), false);
+        let mut expected = Expected::default();
         for TablePush { table, gradient, reply } in pushes {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
             for shard in shards {
-                let rule = self.tables[table].partial_pull(shard);
-                is_partial |= rule.is_some();
                 // An aggregator adds gradients up, and wants all of them.
                 let is_dropped = self.tables[table].is_dropped(shard, clock) && !session.is_aggregated();
                 let gradient = Some(if is_dropped { gradient.left_out() } else { gradient.clone() });
-                let want_params = reply.is_some();
-                let outstanding = expected.of(rule.is_some());
-                outstanding.acks += 1;
-                outstanding.answers += usize::from(want_params);
-                if let Some(rule) = rule.filter(|_| want_params) {
-                    self.partial_pulls.expect(now, clock + 1, BlockId { table, shard }, rule);
-                }
-                let kind = RequestKind::Push { gradient, want_params };
+                let kind = RequestKind::Push { gradient, want_params: reply.is_some() };
                 let request = Request::new(shard, table, clock, ticket, kind).with_reply(reply);
-                self.request(session, request.partial(rule.is_some()));
+                let request = request.with_partial(self.tables[table].partial_pull(shard));
+                expected.add(&request);
+                self.request(session, now, request);
             }
         }
+        let is_partial = expected.loose != Outstanding::default();
         let pending = pending.with_partial(is_partial.then_some(clock + 1));
         self.tickets.file(ticket, pending.expecting_each(expected));
         ticket
@@ -470,7 +453,7 @@ impl Traffic {
             for rows in of_shard.rows.chunks(ROWS_PER_PULL) {
                 answers += 1;
                 let kind = RequestKind::Pull { rows: Some(rows.to_vec()), now: options.now };
-                self.request(session, Request::new(of_shard.shard, index, clock, ticket, kind));
+                self.request(session, now, Request::new(of_shard.shard, index, clock, ticket, kind));
             }
         }
         self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
@@ -494,13 +477,11 @@ impl Traffic {
         let (ticket, mut expected) = (self.tickets.reserve(), Expected::default());
         for shard in shards {
             let rule = self.tables[index].partial_pull(shard).filter(|_| is_partial);
-            expected.of(rule.is_some()).answers += 1;
-            if let Some(rule) = rule {
-                self.partial_pulls.expect(now, clock, BlockId { table: index, shard }, rule);
-            }
             let kind = RequestKind::Pull { rows: None, now: at_once };
             let request = Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply));
-            self.request(session, request.partial(rule.is_some()));
+            let request = request.with_partial(rule);
+            expected.add(&request);
+            self.request(session, now, request);
         }
         let pending = Pending::new(kind, now).with_partial(is_partial.then_some(clock));
         self.tickets.file(ticket, pending.expecting_each(expected));
@@ -509,8 +490,11 @@ impl Traffic {
     }
 
     /// Files a request and sends it if its server is connected.
-    fn request(&mut self, session: &mut Session, request: Request) {
+    fn request(&mut self, session: &mut Session, now: Time, request: Request) {
         let (shard, table) = (request.shard(), request.table());
+        if let Some((block, rule)) = request.partial_block() {
+            self.partial_pulls.expect(now, request.iteration(), block, rule);
+        }
         let is_awaited = request.wants_params() && self.tables[table].is_broadcast();
         let id = self.requests.insert(request);
         if is_awaited {
@@ -557,12 +541,11 @@ impl Traffic {
     /// Forgets a request whose answer will not come.
     fn drop_request(&mut self, now: Time, id: u64) -> Option<Request> {
         let request = self.requests.remove(id)?;
-        let (table, shard) = (request.table(), request.shard());
         if let Some(fetch) = request.fetch().filter(|_| request.wants_params()) {
-            self.tables[table].settle(fetch, shard);
+            self.tables[request.table()].settle(fetch, request.shard());
         }
-        if request.is_partial() && request.wants_params() {
-            self.partial_pulls.forget(now, request.iteration(), BlockId { table, shard });
+        if let Some((block, _)) = request.partial_block() {
+            self.partial_pulls.forget(now, request.iteration(), block);
         }
         Some(request)
     }
@@ -577,13 +560,7 @@ impl Traffic {
         frames: usize,
         places: &mut Vec<Landing>,
     ) -> Option<Destination> {
-        let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
-        let request = self.requests.get(params.subject.request).filter(|request| request.shard() == shard)?;
-        let local = &mut self.tables[request.table()];
-        let is_current = params.subject.epoch == local.valid_from();
-        let fetch = request.foresee(&params, local.layout(), frames, places).filter(|_| is_current)?;
-        places.first().filter(|place| place.may_have(header.payload_bytes as usize))?;
-        local.destination(Some(fetch), shard, params.form.is_encoded())
+        self.requests.landing(&mut self.tables, shard, header, frames, places)
     }
 
     pub(super) fn take_acknowledgement(&mut self, session: &mut Session, from: ShardId, id: u64) {
@@ -669,13 +646,13 @@ impl Traffic {
         let Some(request) = self.requests.get_mut(id) else { return };
         let (shard, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
-        let (is_partial, iteration) = (request.is_partial(), request.iteration());
+        let (is_partial, iteration, block) = (request.is_partial(), request.iteration(), request.block());
         if request.end_answer() {
             self.requests.remove(id);
         }
         let is_whole = taken.is_ok() && !is_late;
         if is_partial && taken.is_ok() {
-            self.partial_pulls.arrived(now, iteration, BlockId { table, shard }, version);
+            self.partial_pulls.arrived(now, iteration, block, version);
         }
         if let Some(pending) = self.tickets.get_mut(ticket) {
             match taken {
@@ -783,23 +760,8 @@ impl Traffic {
         message: Control,
     ) {
         let Traffic { streams, tables, links, .. } = self;
-        match message {
-            Control::Subscribe { shard, positions, .. } => {
-                streams.subscribe(session, tables, from, shard, &positions);
-                links.add_connection(now, from);
-            }
-            Control::Unsubscribe { shard, tables: left } => {
-                if !streams.unsubscribe(from, shard, &left) {
-                    links.leave(session, now, from, tables);
-                }
-            }
-            Control::Seen { shard, table, version } => {
-                let id = StreamId { table: table.0 as usize, shard };
-                if let Some(reading) = streams.note_seen(session, tables, from, id, version, now) {
-                    links.note(session, now, from, reading, tables);
-                }
-            }
-            other => self.handle_reading(session, now, from, other),
+        if let Some(other) = streams.handle_follower(session, tables, links, now, from, message) {
+            self.handle_reading(session, now, from, other);
         }
     }
 
@@ -1113,14 +1075,6 @@ impl Traffic {
             };
             table.check(self.requests.values().filter(brings_block).count())?;
         }
-        self.tickets.check(is_planned, |ticket| {
-            let mut expected = Expected::default();
-            for request in self.requests.values().filter(|request| request.ticket() == ticket) {
-                let outstanding = expected.of(request.is_partial());
-                outstanding.acks += usize::from(request.wants_ack());
-                outstanding.answers += usize::from(request.wants_params());
-            }
-            expected
-        })
+        self.tickets.check(is_planned, |ticket| self.requests.expected_by(ticket))
     }
 }
