@@ -15,7 +15,7 @@ import sys
 import time
 
 WORKERS, SERVERS, BATCH, PIXELS, CLASSES = 2, 4, 32, 784, 10
-COMMON = [f"--servers={SERVERS}", "--placement=uniform", "--transport=tcp", "--cores=1"]
+COMMON = [f"--servers={SERVERS}", "--placement=uniform", "--cores=1"]
 
 
 def work(args):
@@ -51,16 +51,34 @@ def run(line):
 
 def in_rust(args, sync):
     examples = args.steps * BATCH * WORKERS
-    line = [args.command, "train", "mlp", "--processes", f"--workers={WORKERS}", *COMMON, "--epochs=1", f"--batch={BATCH}"]
+    line = [args.command, "train", "mlp", "--processes", "--transport=tcp", f"--workers={WORKERS}", *COMMON, "--epochs=1", f"--batch={BATCH}"]
     line += [f"--examples={examples}", f"--sync={sync}", "--optimizer=adam:lr=0.001", f"--inject={args.inject}", "--json"]
     return json.loads(run(line))["seconds"]
 
 
 def in_torch(args, sync):
-    line = [args.command, "launch", f"--workers={WORKERS}", *COMMON, f"--sync={sync}", f"--inject={args.inject}"]
-    line += ["--", sys.executable, __file__, "--work", f"--steps={args.steps}", f"--hidden={args.hidden}"]
-    found = [text.split("SECONDS", 1)[1] for text in run(line).splitlines() if "SECONDS" in text]
-    return float(found[0])
+    """As `paramill launch` does it, with faults on the servers."""
+    serve = [args.command, "--json", "serve", f"--inject={args.inject}", "--transport=tcp"]
+    line = [*serve, "--listen=127.0.0.1:0", f"--workers={WORKERS}", *COMMON, f"--sync={sync}"]
+    processes = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True)]
+    try:
+        url = json.loads(processes[0].stdout.readline())["url"]
+        for _ in range(1, SERVERS):
+            line = [*serve, f"--join={url}", "--cores=1"]
+            processes.append(subprocess.Popen(line, stdout=subprocess.DEVNULL))
+        line = [sys.executable, __file__, "--work", f"--steps={args.steps}", f"--hidden={args.hidden}"]
+        workers = []
+        for rank in range(WORKERS):
+            said = {"PARAMILL_URL": url, "PARAMILL_RANK": str(rank), "PARAMILL_WORKERS": str(WORKERS)}
+            own = {**os.environ, **said, "PARAMILL_TRANSPORT": "tcp"}
+            workers.append(subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=own))
+        processes += workers
+        output = workers[0].communicate()[0]
+        return float(output.split("SECONDS", 1)[1].split()[0])
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
 
 
 def main():

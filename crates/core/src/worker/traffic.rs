@@ -619,7 +619,7 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, from, id);
         }
-        self.end_answer(now, id, params.version, taken, is_late);
+        self.end_answer(now, id, params.version, taken);
     }
 
     /// A server leaves out the answer to a pull that a later one has overtaken. Where another model holds by now, under which it
@@ -627,30 +627,25 @@ impl Traffic {
     fn take_nothing(&mut self, session: &mut Session, now: Time, from: ShardId, params: &Params) {
         let id = params.subject.request;
         self.take_acknowledgement(session, from, id);
-        if self.requests.get(id).is_some_and(Request::is_partial) {
-            self.end_answer(now, id, params.version, Ok(()), true);
-        } else {
-            self.send_request(session, id);
+        match self.requests.get_mut(id).filter(|request| request.is_partial()) {
+            Some(request) => {
+                request.leave_out();
+                self.end_answer(now, id, params.version, Ok(()));
+            }
+            None => self.send_request(session, id),
         }
     }
 
     /// The answer to a request is over, well or badly.
-    fn end_answer(
-        &mut self,
-        now: Time,
-        id: u64,
-        version: Clock,
-        taken: Result<(), WorkerError>,
-        is_late: bool,
-    ) {
+    fn end_answer(&mut self, now: Time, id: u64, version: Clock, taken: Result<(), WorkerError>) {
         let Some(request) = self.requests.get_mut(id) else { return };
+        let is_whole = taken.is_ok() && !request.is_late();
         let (shard, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
         let (is_partial, iteration, block) = (request.is_partial(), request.iteration(), request.block());
         if request.end_answer() {
             self.requests.remove(id);
         }
-        let is_whole = taken.is_ok() && !is_late;
         if is_partial && taken.is_ok() {
             self.partial_pulls.arrived(now, iteration, block, version);
         }
@@ -918,7 +913,7 @@ impl Traffic {
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             request.take_replica(local, rows);
             let version = request.iteration();
-            self.end_answer(now, id, version, Ok(()), false);
+            self.end_answer(now, id, version, Ok(()));
             false
         });
         if !waiting.is_empty() {

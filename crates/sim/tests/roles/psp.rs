@@ -7,7 +7,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::limits::MAX_CLOCKS_UNACKNOWLEDGED;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{ServerId, TableId};
+use paramill_core::types::{NodeId, ServerId, TableId};
 use paramill_core::worker::{Gradient, Slab, Ticket};
 
 const ELEMENTS: usize = 32;
@@ -199,6 +199,40 @@ fn a_late_answer_counts_if_its_version_is_not_too_old() {
         assert_eq!(values[LAST], INITIAL - 3.0, "{how:?}: the three rounds of the other worker");
         assert_eq!(run.parameters()[LAST], INITIAL - 3.0);
     });
+}
+
+/// Frames of a late answer are not written. Where another model wants late answers, the rest of this one does not make it whole.
+#[test]
+fn half_an_answer_that_was_late_is_none_after_a_switch() {
+    const ALL: usize = usize::MAX;
+    for delivered in 0..6 {
+        let mut config = job(1, 2, "psp:c=1,b=0.5", "sgd:lr=1");
+        config.policy = config.policy.with(Axis::Chunk, "16B").with(Axis::AnswerCodec, "bitmap+snappy");
+        let mut run = Run::new(config, 1, How::Tables);
+        let (worker, first, second) =
+            (run.bench.worker_node(0), run.bench.shard_node(0), run.bench.shard_node(1));
+        run.bench.freeze();
+        run.iterate(0);
+        run.bench.deliver(worker, second, ALL);
+        run.bench.deliver(worker, first, ALL);
+        run.bench.deliver(first, worker, ALL);
+        run.iterate(0);
+        run.bench.deliver(second, worker, delivered);
+        run.bench.set(PolicyOverride::new("*", Policies::of([(Axis::Sync, "asp")])));
+        for node in [first, second, worker].repeat(3) {
+            run.bench.deliver(NodeId::Coordinator, node, ALL);
+            run.bench.deliver(node, NodeId::Coordinator, ALL);
+        }
+        let report = run.bench.shard(1).report(run.bench.now()).expect("it has the plan");
+        assert_eq!(report.tables[0].sync, "asp", "the switch is made");
+        run.bench.deliver(second, worker, ALL);
+        let steps: Vec<f32> =
+            (ELEMENTS / 2..ELEMENTS).map(|i| i as f32 - run.bench.worker(0).values(W)[i]).collect();
+        assert!(
+            steps.iter().all(|step| *step == steps[0]),
+            "{delivered} frames before the switch: {steps:?}"
+        );
+    }
 }
 
 #[test]
