@@ -62,6 +62,11 @@ impl Requests {
         slot.filed.as_mut().filter(|_| is_it).map(|filed| &mut filed.request)
     }
 
+    /// Changes those of these numbers.
+    pub(super) fn visit(&mut self, ids: &[u64], change: impl Fn(&mut Request)) {
+        ids.iter().for_each(|&id| self.get_mut(id).into_iter().for_each(&change));
+    }
+
     /// Forgets a request that is settled, or whose ticket was given up.
     pub(super) fn remove(&mut self, id: u64) -> Option<Request> {
         self.acknowledge(id);

@@ -46,6 +46,10 @@ pub(super) struct Traffic {
     tables: Tables,
     /// Iterations completed.
     clock: Clock,
+    /// The newest version that an answer was of.
+    newest: Clock,
+    /// How many samples gradients are the mean of.
+    samples: u32,
     partial_pulls: PartialPulls,
     scheduler: Scheduler,
     requests: Requests,
@@ -67,6 +71,8 @@ impl Traffic {
             allocation: Allocation::on_heap(),
             tables: Tables::default(),
             clock: 0,
+            newest: 0,
+            samples: 1,
             partial_pulls: PartialPulls::default(),
             scheduler: Scheduler::new(),
             requests: Requests::default(),
@@ -215,11 +221,7 @@ impl Traffic {
         let Some(plan) = session.plan() else { return };
         let changed = self.tables.changed_frames(plan);
         let under_way = self.requests.numbers(|request| changed.contains(&request.table()));
-        for &id in &under_way {
-            if let Some(request) = self.requests.get_mut(id) {
-                request.leave_codec(&self.tables[request.table()]);
-            }
-        }
+        self.requests.visit(&under_way, |request| request.leave_codec(&self.tables[request.table()]));
         let worker = session.id().map_or(0, |id| id.0);
         if let Err(error) = self.tables.follow(plan, registry, worker, rule) {
             return session.fail(error);
@@ -227,11 +229,7 @@ impl Traffic {
         let tables = &self.tables;
         self.partial_pulls.follow(now, |block| tables[block.table].partial_pull(block.shard));
         self.publish_partial();
-        for &id in &under_way {
-            if let Some(request) = self.requests.get_mut(id) {
-                request.check_place(&self.tables[request.table()]);
-            }
-        }
+        self.requests.visit(&under_way, |request| request.check_place(&self.tables[request.table()]));
         under_way.into_iter().for_each(|id| self.send_again(session, now, id));
         if let Some(staging) = &mut self.staging {
             // What is held back was made by the former codecs.
@@ -286,6 +284,27 @@ impl Traffic {
         self.partial_pulls.turn(self.clock);
         self.publish_partial();
         self.report_pushed(session);
+        self.catch_up(self.newest);
+    }
+
+    /// The answer to a request that waited for its condition is of this version. Rounds before it are closed: where every table's model
+    /// says so, iterations that belong to them are left out, unless a gradient of the current one was pushed.
+    fn catch_up(&mut self, version: Clock) {
+        self.newest = self.newest.max(version);
+        let has_begun = self.submitting.contains(&self.clock)
+            || self.tables.iter().any(|table| table.has_pushed(self.clock));
+        if self.newest <= self.clock || has_begun || !self.tables.iter().all(LocalTable::catches_up) {
+            return;
+        }
+        self.clock = self.newest;
+        self.reporter.set_clock(self.clock);
+        // Pulls of this clock lack nothing of those rounds.
+        self.scheduler.release(self.clock - 1);
+    }
+
+    /// Gradients that are pushed from now on are the mean of so many samples.
+    pub(super) fn set_samples(&mut self, samples: u32) {
+        self.samples = samples;
     }
 
     /// The clock that the coordinator may have missed the report of.
@@ -408,7 +427,8 @@ impl Traffic {
                 // An aggregator adds gradients up, and wants all of them.
                 let is_dropped = self.tables[table].is_dropped(shard, clock) && !session.is_aggregated();
                 let gradient = Some(if is_dropped { gradient.left_out() } else { gradient.clone() });
-                let kind = RequestKind::Push { gradient, want_params: reply.is_some() };
+                let kind =
+                    RequestKind::Push { gradient, samples: self.samples, want_params: reply.is_some() };
                 let request = Request::new(shard, table, clock, ticket, kind).with_reply(reply);
                 let request = request.with_partial(self.tables[table].partial_pull(shard));
                 expected.add(&request);
@@ -606,8 +626,8 @@ impl Traffic {
         let push = ServerPush { clock: local.iteration(self.clock), version: params.version };
         // The first values are needed, however old they are.
         let is_start = self.tickets.start() == Some(ticket);
-        let is_late =
-            request.is_conditional() && !is_start && !local.takes(from, &push, request.is_partial());
+        let is_conditional = request.is_conditional();
+        let is_late = is_conditional && !is_start && !local.takes(from, &push, request.is_partial());
         let rows = self.tickets.get_mut(ticket).map_or(&mut [][..], Pending::rows_mut);
         let payload_bytes = header.payload_bytes;
         let taken =
@@ -619,7 +639,11 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, from, id);
         }
+        let is_here = taken.is_ok() && is_conditional;
         self.end_answer(now, id, params.version, taken);
+        if is_here {
+            self.catch_up(params.version);
+        }
     }
 
     /// A server leaves out the answer to a pull that a later one has overtaken. Where another model holds by now, under which it
@@ -863,19 +887,10 @@ impl Traffic {
 
     /// Of a reader: fetches a stream anew whose values are not those that were broadcast. Gives up when that does not help.
     fn repair(&mut self, session: &mut Session, id: StreamId, version: Clock) {
-        let (Some(staging), local) = (&mut self.staging, &mut self.tables[id.table]) else { return };
-        let Some(stream) = local.layout().index_of(id.shard) else { return };
-        let (name, shard) = (local.name().to_owned(), id.shard);
-        let sentence = format!("table `{name}` is not what {shard} broadcast as version {version}");
-        if !staging.repair(local, stream) {
-            let tries = limits::MAX_REPAIRS;
-            return session.fail(WorkerError::Damaged(format!(
-                "{sentence}, and neither was what came when it was fetched anew, {tries} times in a row; look for what damages \
-                 data between the two"
-            )));
+        let Some(staging) = &mut self.staging else { return };
+        if staging.repair(session, &mut self.tables[id.table], id, version) {
+            self.streams.ask_anew(session, &self.tables, id);
         }
-        session.log(format!("{sentence}; it is fetched anew"));
-        self.streams.ask_anew(session, &self.tables, id);
     }
 
     /// Of a reader: the version that all tables are at.
@@ -902,6 +917,7 @@ impl Traffic {
     /// Answers requests that wait for a stream, as far as what is here of it allows.
     fn answer_from_replica(&mut self, now: Time, stream: StreamId) {
         let mut waiting = self.awaited.remove(&stream).unwrap_or_default();
+        let mut is_answered = false;
         waiting.retain(|&id| {
             let Some(request) = self.requests.get_mut(id).filter(|request| request.wants_params()) else {
                 return false;
@@ -911,6 +927,7 @@ impl Traffic {
                 return true;
             }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
+            is_answered |= request.is_conditional();
             request.take_replica(local, rows);
             let version = request.iteration();
             self.end_answer(now, id, version, Ok(()));
@@ -919,21 +936,15 @@ impl Traffic {
         if !waiting.is_empty() {
             self.awaited.insert(stream, waiting);
         }
+        if let Some(version) = self.tables[stream.table].replica_version(stream.shard).filter(|_| is_answered)
+        {
+            self.catch_up(version);
+        }
     }
 
     /// Looks after streams that bring nothing.
     fn watch_streams(&mut self, session: &mut Session, now: Time) {
-        for id in self.streams.take_overdue_gaps(now) {
-            let local = &mut self.tables[id.table];
-            let stream = local.layout().index_of(id.shard);
-            match (stream, &mut self.staging, local.replica_mut()) {
-                // Its replicas are those of a whole version, which what follows is asked from.
-                (Some(stream), Some(staging), _) => staging.drop_held(local, stream),
-                (Some(stream), None, Some(replica)) => replica.forget(stream),
-                _ => {}
-            }
-            self.streams.ask_anew(session, &self.tables, id);
-        }
+        self.streams.close_gaps(session, now, &mut self.tables, self.staging.as_mut());
         self.streams.handle_timeout(session, now, &self.tables);
     }
 
