@@ -83,8 +83,18 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 9] =
-    ["join", "landing", "nan", "reader", "restart", "rows-broadcast", "slab", "switch", "three-tier"];
+pub const EVENTS: [&str; 10] = [
+    "join",
+    "landing",
+    "local",
+    "nan",
+    "reader",
+    "restart",
+    "rows-broadcast",
+    "slab",
+    "switch",
+    "three-tier",
+];
 
 /// Everything that a swarm draws: `axis/name` for each registered component, and [`EVENTS`].
 pub fn drawable() -> Vec<String> {
@@ -188,6 +198,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     let happened = [
         ("join", has_joined),
         ("landing", counts.landings > 0),
+        ("local", drawn.scenario.policy.is_local()),
         ("nan", nans > 0),
         ("reader", drawn.scenario.readers > 0),
         ("restart", counts.restarts > 0),
@@ -365,7 +376,7 @@ mod tests {
                 Outcome::Correctness(what) | Outcome::Liveness(what) => what.contains(sentence),
                 Outcome::Passed | Outcome::Crash(_) => false,
             };
-            assert!((0..400).any(is_it), "{canary:?} is not found");
+            assert!((0..800).any(is_it), "{canary:?} is not found");
         }
     }
 

@@ -3,9 +3,11 @@
 use super::WorkerError;
 use super::request::Request;
 use super::slab::SlabInFlight;
+use super::waiting::{Arrivals, Waiting};
 use crate::policy::JobPolicies;
 use crate::status::Status;
-use crate::types::{Clock, Time};
+use crate::types::{Clock, ShardId, Time, WorkerId};
+use crate::waits::{Delay, WaitCause, Waited};
 use std::collections::BTreeMap;
 
 /// Something the application can wait for.
@@ -49,6 +51,7 @@ pub(super) struct Pending {
     status: Option<Status>,
     policies: Option<Box<JobPolicies>>,
     slabs: Vec<SlabInFlight>,
+    arrivals: Arrivals,
 }
 
 /// Servers' messages that a ticket still waits for.
@@ -95,6 +98,7 @@ pub(super) struct Tickets {
     leaving: Option<Ticket>,
     statuses: Vec<Ticket>,
     policies: Vec<Ticket>,
+    waiting: Waiting,
 }
 
 impl TicketKind {
@@ -132,6 +136,7 @@ impl Pending {
             status: None,
             policies: None,
             slabs: Vec::new(),
+            arrivals: Arrivals::default(),
         }
     }
 
@@ -358,6 +363,67 @@ impl Tickets {
         }
     }
 
+    /// A thread of the application begins to wait for a ticket.
+    pub(super) fn begin_wait(&mut self, now: Time, ticket: Ticket) {
+        self.waiting.begin(now);
+        if let Some(pending) = self.get_mut(ticket) {
+            pending.arrivals.wait(now);
+        }
+    }
+
+    /// A thread of the application waits no more.
+    pub(super) fn end_wait(&mut self, now: Time) {
+        self.waiting.end(now);
+    }
+
+    /// Charges what was waited for a ticket that is due.
+    pub(super) fn charge(&mut self, ticket: Ticket, me: Option<WorkerId>) {
+        if let Some(pending) = self.pending.get(&ticket) {
+            self.waiting.charge(&pending.arrivals, pending.since, me);
+        }
+    }
+
+    /// Nothing that a ticket waits for could come until now, for this cause.
+    pub(super) fn hold(&mut self, ticket: Ticket, cause: WaitCause, now: Time) {
+        if let Some(pending) = self.get_mut(ticket) {
+            pending.arrivals.hold(cause, now);
+        }
+    }
+
+    /// The same for all tickets of an exchange after this clock.
+    pub(super) fn hold_clock(&mut self, clock: Clock, cause: WaitCause, now: Time) {
+        let is_its = |kind: &TicketKind| match kind {
+            TicketKind::Push { clock: of, .. } | TicketKind::Exchange { clock: of, .. } => *of == clock,
+            TicketKind::Pull { clock: of, .. } => of.checked_sub(1) == Some(clock),
+            _ => false,
+        };
+        let its = self.pending.values_mut().filter(|pending| is_its(&pending.kind));
+        its.for_each(|pending| pending.arrivals.hold(cause, now));
+    }
+
+    /// A shard has acknowledged a request of a ticket.
+    pub(super) fn acknowledged(&mut self, ticket: Ticket, from: ShardId, now: Time, is_loose: bool) {
+        self.arrived(ticket, from, now, None);
+        self.get_mut(ticket).into_iter().for_each(|pending| pending.acknowledged(is_loose));
+    }
+
+    /// A shard has answered a request of a ticket, or acknowledged it.
+    pub(super) fn arrived(&mut self, ticket: Ticket, from: ShardId, now: Time, delay: Option<Delay>) {
+        if let Some(pending) = self.get_mut(ticket) {
+            pending.arrivals.note(from.server, now, delay);
+        }
+    }
+
+    /// Counts waiting time up to now.
+    pub(super) fn count_wait(&mut self, now: Time) {
+        self.waiting.count(now);
+    }
+
+    /// How long the application waited, and for whom.
+    pub(super) fn waited(&self) -> Waited {
+        self.waiting.report()
+    }
+
     /// Forgets a ticket.
     pub(super) fn redeem(&mut self, ticket: Ticket) -> Brought {
         let pending = self.pending.remove(&ticket).map(|pending| *pending);
@@ -377,6 +443,7 @@ impl Tickets {
     /// What tickets wait for against what is to come of their requests. One that has failed waits for nothing, and `start`
     /// waits for the plan first.
     pub(super) fn check(&self, is_planned: bool, to_come: impl Fn(Ticket) -> Expected) -> Result<(), String> {
+        self.waiting.check()?;
         let is_counted = |pending: &Pending| match pending.kind {
             TicketKind::Push { .. } | TicketKind::Pull { .. } | TicketKind::Exchange { .. } => true,
             TicketKind::Start => is_planned,
@@ -460,6 +527,7 @@ mod tests {
             packs: vec![],
             aggregators: vec![],
             warnings: vec![],
+            waited: Default::default(),
         };
         let mut tickets = Tickets::default();
         assert!(!tickets.wants_status());

@@ -30,6 +30,7 @@ use crate::status::WorkerReport;
 use crate::store::Allocate;
 use crate::stream::Taken;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
+use crate::waits::{Delay, WaitCause};
 use crate::wire::control;
 use crate::wire::frame::{Form, Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
@@ -165,6 +166,8 @@ impl Traffic {
             return true;
         }
         let Some(ticket) = self.tickets.start() else { return false };
+        // Unless the coordinator has said who was ready last: the worker joins a job that runs.
+        self.tickets.hold(ticket, WaitCause::Coordinator, now);
         self.clock = first;
         self.reporter.set_clock(first);
         self.partial_pulls.turn(first);
@@ -239,7 +242,7 @@ impl Traffic {
         self.links.follow(session, now, &mut self.tables, self.streams.followers());
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
-        awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
+        awaited.into_iter().for_each(|id| self.answer_from_replica(now, id, None));
     }
 
     /// Without overlap: pulls after this clock may be sent.
@@ -583,13 +586,11 @@ impl Traffic {
         self.requests.landing(&mut self.tables, shard, header, frames, places)
     }
 
-    pub(super) fn take_acknowledgement(&mut self, session: &mut Session, from: ShardId, id: u64) {
+    pub(super) fn take_acknowledgement(&mut self, session: &mut Session, now: Time, from: ShardId, id: u64) {
         let Some(request) = self.request_to(from, id) else { return };
         let (ticket, is_partial) = (request.ticket(), request.is_partial());
         let Some(acknowledged) = self.requests.acknowledge(id) else { return };
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            pending.acknowledged(is_partial);
-        }
+        self.tickets.acknowledged(ticket, from, now, is_partial);
         if acknowledged.is_settled {
             self.requests.remove(id);
         } else if self.requests.get(id).is_some_and(Request::waits_for_scheduler) {
@@ -637,8 +638,9 @@ impl Traffic {
         }
         if taken.is_ok() {
             // A server that answers a push with the parameters that follow it has the push.
-            self.take_acknowledgement(session, from, id);
+            self.take_acknowledgement(session, now, from, id);
         }
+        self.tickets.arrived(ticket, from, now, params.delay);
         let is_here = taken.is_ok() && is_conditional;
         self.end_answer(now, id, params.version, taken);
         if is_here {
@@ -650,7 +652,7 @@ impl Traffic {
     /// counts, it is asked for again.
     fn take_nothing(&mut self, session: &mut Session, now: Time, from: ShardId, params: &Params) {
         let id = params.subject.request;
-        self.take_acknowledgement(session, from, id);
+        self.take_acknowledgement(session, now, from, id);
         match self.requests.get_mut(id).filter(|request| request.is_partial()) {
             Some(request) => {
                 request.leave_out();
@@ -673,11 +675,10 @@ impl Traffic {
         if is_partial && taken.is_ok() {
             self.partial_pulls.arrived(now, iteration, block, version);
         }
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            match taken {
-                Err(error) => pending.fail(error),
-                Ok(()) => pending.answered(is_partial),
-            }
+        match (self.tickets.get_mut(ticket), taken) {
+            (Some(pending), Err(error)) => pending.fail(error),
+            (Some(pending), Ok(())) => pending.answered(is_partial),
+            (None, _) => {}
         }
         let Some(fetch) = fetch else { return };
         let (local, partial_pulls) = (&mut self.tables[table], &self.partial_pulls);
@@ -834,7 +835,7 @@ impl Traffic {
         }
         if let Some(version) = version.filter(|_| version > before) {
             self.streams.note_version(session, &self.tables, id, version, from);
-            self.answer_from_replica(now, id);
+            self.answer_from_replica(now, id, update.delay);
         }
     }
 
@@ -911,11 +912,12 @@ impl Traffic {
             return;
         }
         let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
-        shards.into_iter().for_each(|shard| self.answer_from_replica(now, StreamId { table, shard }));
+        shards.into_iter().for_each(|shard| self.answer_from_replica(now, StreamId { table, shard }, None));
     }
 
-    /// Answers requests that wait for a stream, as far as what is here of it allows.
-    fn answer_from_replica(&mut self, now: Time, stream: StreamId) {
+    /// Answers requests that wait for a stream, as far as what is here of it allows. The version that came last tells for whom it
+    /// was held back.
+    fn answer_from_replica(&mut self, now: Time, stream: StreamId, delay: Option<Delay>) {
         let mut waiting = self.awaited.remove(&stream).unwrap_or_default();
         let mut is_answered = false;
         waiting.retain(|&id| {
@@ -930,6 +932,7 @@ impl Traffic {
             is_answered |= request.is_conditional();
             request.take_replica(local, rows);
             let version = request.iteration();
+            self.tickets.arrived(request.ticket(), stream.shard, now, delay);
             self.end_answer(now, id, version, Ok(()));
             false
         });
@@ -1046,7 +1049,7 @@ impl Traffic {
     // Reports.
 
     pub(super) fn report(&self) -> WorkerReport {
-        self.with_streams(self.reporter.report().clone())
+        self.completed(self.reporter.report().clone())
     }
 
     /// When the next report is due.
@@ -1062,13 +1065,15 @@ impl Traffic {
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
         let report = self.reporter.take(now, waiting, self.links.report(now));
-        self.with_streams(report)
+        self.tickets.count_wait(now);
+        self.completed(report)
     }
 
-    /// Adds what is known of streams.
-    fn with_streams(&self, report: WorkerReport) -> WorkerReport {
+    /// Adds what is known of streams and of waiting.
+    fn completed(&self, report: WorkerReport) -> WorkerReport {
         let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
-        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), version, ..report }
+        let (bytes_relayed, waited) = (self.streams.bytes_relayed(), self.tickets.waited());
+        WorkerReport { bytes_relayed, version, waited, ..report }
     }
 
     /// Counts against what they count.

@@ -17,6 +17,7 @@ mod joining;
 mod landing;
 mod layers;
 mod lemmas;
+mod local;
 mod membership;
 mod policies;
 mod processes;
@@ -28,6 +29,7 @@ mod slabs;
 mod stacked;
 mod table_iii;
 mod tally;
+mod waits;
 
 use bench::Bench;
 use paramill_core::coordinator::JobConfig;
