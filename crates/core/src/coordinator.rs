@@ -543,9 +543,9 @@ impl Coordinator {
             None => Err(format!("the job has not started ({})", self.phase())),
             Some(epochs) => {
                 let plan = epochs.newest();
-                let (config, registry, workers) = (&self.config, &*self.registry, &self.workers);
+                let (config, registry) = (&self.config, &*self.registry);
                 let has_aggregators = self.aggregators.ids().next().is_some();
-                let switching = Switching { config, registry, plan, workers, has_aggregators };
+                let switching = Switching { config, registry, plan, has_aggregators };
                 switching.check(&rule).map(|done| (done, plan.epoch + 1))
             }
         };

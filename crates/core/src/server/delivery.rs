@@ -248,10 +248,22 @@ impl Delivery {
 
     /// A pull that waited is released.
     pub(super) fn release(&mut self, released: &Released, table: &mut TableShard) {
-        if let Some(mut pull) = self.pulls.take(released.token) {
-            pull.delay = released.delay;
-            self.answer(&pull, table);
+        let Some(mut pull) = self.pulls.take(released.token) else { return };
+        pull.delay = released.delay;
+        if !self.would_be_dropped(&pull, table) {
+            return self.answer(&pull, table);
         }
+        let (id, to) = (TableId(pull.table as u32), self.routes.address(pull.worker));
+        let mut sender = Sender { table, id, frames: &mut self.frames, bytes: &mut self.bytes_pulled };
+        sender.send_nothing(to, &(&pull).into());
+    }
+
+    /// Whether the worker has asked for the parameters of a later iteration since, so that it would drop these as too old
+    /// (PSP-SGD, Algorithm 1, worker, line 10).
+    fn would_be_dropped(&self, pull: &PendingPull, table: &TableShard) -> bool {
+        table.sync().partial_pull().is_some()
+            && self.routes.is_direct(pull.worker)
+            && self.pulls.has_later(pull, table.version())
     }
 
     /// Whether a worker may wait with one more pull, and what it has waiting.

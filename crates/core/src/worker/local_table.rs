@@ -5,22 +5,23 @@ use super::answers::{Answers, Decoders};
 use super::encoding::{self, PushCodec, TableCodecs};
 use super::gradient::Gradient;
 use super::layout::{Layout, elements_of};
-use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
+use super::memory::{self, BesideSlab, FetchId, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
 use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
 use crate::codec::Codec;
-use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
+use crate::consistency::{Admit, Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
 use crate::landing::Destination;
 use crate::lease::Lease;
 use crate::policy::NonFinite;
-use crate::store::{Allocate, Heap, Place};
+use crate::store::{Allocate, Buffer, Heap, Place};
 use crate::stream::Replica;
 use crate::table::{Chunk, TableSpec};
-use crate::types::{Clock, ShardId, TableId};
+use crate::types::{Clock, ServerId, ShardId, TableId};
 use crate::wire::DType;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Free buffers that are kept, for the next pushes and the next answer.
@@ -55,12 +56,16 @@ pub(super) struct LocalTable {
     is_prioritized: bool,
     /// This worker's instance of the consistency model, once there is a plan.
     sync: Option<SyncPolicy>,
+    /// The same for servers that have rules of their own.
+    sync_apart: BTreeMap<ServerId, SyncPolicy>,
     /// Until they are sent.
     initial: Vec<f32>,
     /// The last clock that was pushed.
     pushed: Option<Clock>,
     /// Iterations that were completed when parameters were last asked for.
     pulled: Clock,
+    /// For each shard: the newest version that it has answered with.
+    seen: Vec<Clock>,
     /// Gradients with NaN or Inf.
     nonfinite_seen: u64,
 }
@@ -96,6 +101,8 @@ pub(super) struct TablePolicies {
     /// Its frames overtake those of tables that were created later.
     pub(super) is_prioritized: bool,
     pub(super) sync: SyncPolicy,
+    /// The same for servers that have rules of their own.
+    pub(super) sync_apart: BTreeMap<ServerId, SyncPolicy>,
     pub(super) is_broadcast: bool,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
@@ -133,9 +140,11 @@ impl LocalTable {
             nonfinite: NonFinite::default(),
             is_prioritized: false,
             sync: None,
+            sync_apart: BTreeMap::new(),
             initial,
             pushed: None,
             pulled: 0,
+            seen: Vec::new(),
             nonfinite_seen: 0,
         }
     }
@@ -150,6 +159,7 @@ impl LocalTable {
     ) {
         self.access = access;
         Arc::get_mut(&mut self.layout).expect("nothing is submitted without a plan").place(planned.chunks);
+        self.seen = vec![0; self.layout.shard_count()];
         self.follow(planned.policies, decoders);
         // A reader has the replica alone.
         if access != Access::ReadOnly {
@@ -160,10 +170,12 @@ impl LocalTable {
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
     /// ([`LocalTable::decoded`]).
     pub(super) fn follow(&mut self, policies: TablePolicies, decoders: &mut Decoders) {
-        let TablePolicies { nonfinite, is_prioritized, sync, is_broadcast, valid_from, codecs } = policies;
+        let TablePolicies { nonfinite, is_prioritized, sync, sync_apart, is_broadcast, valid_from, codecs } =
+            policies;
         self.nonfinite = nonfinite;
         self.is_prioritized = is_prioritized;
         self.sync = Some(sync);
+        self.sync_apart = sync_apart;
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
@@ -344,16 +356,19 @@ impl LocalTable {
 
     // Questions to the consistency model.
 
-    /// When the worker may go on with a part of the table, if it may.
-    pub(super) fn partial_pull(&self) -> Option<PartialPull> {
-        self.sync.as_ref().and_then(SyncPolicy::partial_pull)
+    /// The model that holds for blocks of a server.
+    fn sync_on(&self, server: ServerId) -> Option<&SyncPolicy> {
+        self.sync_apart.get(&server).or(self.sync.as_ref())
     }
 
-    /// Its blocks and when they are enough, if it is pulled partially. Rows are no blocks, and what is lent arrives by
-    /// exchanges, which wait for all of it.
-    pub(super) fn partial_blocks(&self) -> Option<(usize, PartialPull)> {
-        let partial = self.partial_pull().filter(|_| !self.layout.is_sparse() && !self.is_lent())?;
-        Some((self.layout.shard_count(), partial))
+    /// When the worker may go on without some of the blocks of a shard, if it may.
+    pub(super) fn partial_pull(&self, shard: ShardId) -> Option<PartialPull> {
+        self.sync_on(shard.server).and_then(SyncPolicy::partial_pull)
+    }
+
+    /// Whether the worker may go on without some of its blocks.
+    pub(super) fn is_partial(&self) -> bool {
+        self.sync.iter().chain(self.sync_apart.values()).any(|sync| sync.partial_pull().is_some())
     }
 
     /// Whether parameters are asked for after a gradient of this clock.
@@ -368,13 +383,32 @@ impl LocalTable {
         self.sync.as_ref().is_some_and(|sync| sync.model.catches_up())
     }
 
-    /// Whether an answer that a condition stood before is taken. Rows, and what is lent, are taken always: they are waited
-    /// for.
-    pub(super) fn takes(&self, push: &ServerPush) -> bool {
-        let Some(sync) = self.sync.as_ref().filter(|_| !self.layout.is_sparse() && !self.is_lent()) else {
+    /// The iteration that an answer has to be good for, after so many that the application has completed: that of the last pull,
+    /// which may have been made before the application turned its clock.
+    pub(super) fn iteration(&self, completed: Clock) -> Clock {
+        completed.max(self.pulled)
+    }
+
+    /// A shard has answered with this version.
+    pub(super) fn note_version(&mut self, shard: ShardId, version: Clock) {
+        if let Some(index) = self.layout.index_of(shard) {
+            self.seen[index] = self.seen[index].max(version);
+        }
+    }
+
+    /// Whether a shard is known to drop a gradient of this clock: it is past that by now.
+    pub(super) fn is_dropped(&self, shard: ShardId, clock: Clock) -> bool {
+        let seen = self.layout.index_of(shard).map_or(0, |index| self.seen[index]);
+        self.sync_on(shard.server).is_some_and(|sync| sync.model.admit(clock, seen) == Admit::Late)
+    }
+
+    /// Whether an answer of a shard that a condition stood before is taken. Rows are always, and so is what is lent and waited
+    /// for as a whole.
+    pub(super) fn takes(&self, shard: ShardId, push: &ServerPush, is_partial: bool) -> bool {
+        if self.layout.is_sparse() || self.is_lent() && !is_partial {
             return true;
-        };
-        sync.model.after_server_push(push)
+        }
+        self.sync_on(shard.server).is_none_or(|sync| sync.model.after_server_push(push))
     }
 
     // Pushes.
@@ -461,6 +495,7 @@ impl LocalTable {
             allocator: allocator.clone(),
             parameters: codec.needs_parameters().then(|| self.parameters.read()).flatten(),
             lacks_room: self.lacks_room,
+            may_end_early: self.is_partial(),
         };
         Part::new(table, source, codec, surroundings)
     }
@@ -553,10 +588,17 @@ impl LocalTable {
         self.answers.decode_rows(&self.layout, self.layout.index_of(shard)?, rows, payload)
     }
 
-    /// All of a shard's answer is here. `may_go_on` says whether a partial pull for an iteration need not wait for the rest.
-    pub(super) fn arrived(&mut self, fetch: FetchId, shard: ShardId, may_go_on: impl Fn(Clock) -> bool) {
+    /// All of a shard's answer of this version is here. `may_go_on` says whether a partial pull for an iteration need not wait for
+    /// the rest.
+    pub(super) fn arrived(
+        &mut self,
+        fetch: FetchId,
+        shard: ShardId,
+        version: Clock,
+        may_go_on: impl Fn(Clock) -> bool,
+    ) {
         if let Some(index) = self.layout.index_of(shard) {
-            self.parameters.arrived(fetch, index, may_go_on);
+            self.parameters.arrived(fetch, index, version, may_go_on);
         }
     }
 
@@ -588,13 +630,6 @@ impl LocalTable {
             return Err(WorkerError::Order(sentence));
         }
         self.check_not_lent()?;
-        if let Some(partial) = self.partial_pull() {
-            let (name, b) = (self.name(), partial.fraction);
-            return Err(WorkerError::Order(format!(
-                "table `{name}` is pulled partially (psp with b = {b}), and an exchange of slabs waits for all blocks: use \
-                 `push_pull`, or psp without b and tau2"
-            )));
-        }
         if is_busy {
             let name = self.name();
             let sentence = format!("table `{name}` is being pushed or pulled: wait for that first");
@@ -640,13 +675,35 @@ impl LocalTable {
             return (outgoing, slab, None);
         }
         self.pulled = clock + 1;
-        let partition = self.layout.partition(values_type);
-        let (fetch, place) = self.parameters.begin_slab(clock + 1, values, partition);
         // Servers put what answers consist of there, and nothing else.
-        let place = place.filter(|_| self.answers.elements() == Some(values_type) && !self.is_broadcast());
+        let wants_place = self.answers.elements() == Some(values_type) && !self.is_broadcast();
+        let (fetch, place) = self.begin_slab(clock + 1, values, values_type, wants_place);
+        let place = place.filter(|_| wants_place);
         let values = ValuesInFlight::Awaited(fetch);
         let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
         (outgoing, slab, Some(Reply { fetch, place, dtype: values_type }))
+    }
+
+    /// Begins a pull for this iteration into a slab's memory, or beside it where the exchange may end before all of it is here.
+    fn begin_slab(
+        &mut self,
+        clock: Clock,
+        values: Buffer,
+        dtype: DType,
+        wants_place: bool,
+    ) -> (FetchId, Option<Place>) {
+        let partition = Arc::clone(self.layout.partition(dtype));
+        if !self.is_partial() {
+            return self.parameters.begin_slab(clock, values, &partition);
+        }
+        let LocalTable { parameters, layout, sync, sync_apart, .. } = self;
+        let shards: Vec<ShardId> = layout.shards().collect();
+        let takes = |index: usize, version: Clock| {
+            let sync = sync_apart.get(&shards[index].server).or(sync.as_ref());
+            sync.is_none_or(|sync| sync.model.after_server_push(&ServerPush { clock, version }))
+        };
+        let partition = &partition;
+        parameters.begin_beside(BesideSlab { clock, values, dtype, partition, wants_place }, takes)
     }
 
     /// Ends an exchange: its slab. What frames are still sent from, or servers may still write to, stays with the slab, since
@@ -742,6 +799,7 @@ mod tests {
                 nonfinite: NonFinite::Reject,
                 is_prioritized: false,
                 sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
+                sync_apart: BTreeMap::new(),
                 is_broadcast: false,
                 valid_from: 1,
                 codecs: TableCodecs::new(&registry, &spec, &Policy::default(), Default::default()).ok(),
@@ -758,7 +816,8 @@ mod tests {
         assert_eq!([0, 1, 2].map(|clock| table.asks_after(clock)), [false, false, true]);
         table.begin_pull(3, false);
         assert_eq!([3, 4, 5].map(|clock| table.asks_after(clock)), [false, false, true]);
-        let takes = |version| table.takes(&ServerPush { clock: 3, version });
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let takes = |version| table.takes(shard, &ServerPush { clock: 3, version }, false);
         assert_eq!([takes(2), takes(3)], [true, false]);
     }
 
@@ -808,6 +867,7 @@ mod tests {
             nonfinite: NonFinite::Reject,
             is_prioritized: false,
             sync: SyncPolicy::parse(&Registry::builtin().consistency, "bsp").unwrap(),
+            sync_apart: BTreeMap::new(),
             is_broadcast: false,
             valid_from: table.valid_from() + 1,
             codecs: TableCodecs::new(

@@ -283,8 +283,20 @@ impl Session {
         }
     }
 
+    /// Whether this worker passes streams on to others, where tables are broadcast: it listens for them, or says that it does not.
+    pub(super) fn offer_to_relay(&mut self, is_broadcast: bool) {
+        match self.config.access {
+            // Its aggregator is near to all that are behind it, and passes streams on.
+            Access::Full if is_broadcast && self.is_aggregated() => self.set_reached(None),
+            Access::Full if is_broadcast => self.listen(),
+            Access::WriteOnly => self.set_reached(None),
+            // What a reader holds back could not be passed on as it is, and nobody asks where it is reached.
+            Access::Full | Access::ReadOnly => {}
+        }
+    }
+
     /// Asks the driver to take connections of other workers.
-    pub(super) fn listen(&mut self) {
+    fn listen(&mut self) {
         self.outputs[FIRST].push_back(Output::Listen);
     }
 

@@ -3,7 +3,9 @@
 //! The coordinator says who passes a shard's streams on to this worker. While that one is not connected, or brings nothing although
 //! there is something, they come from the shard itself: it always knows the way.
 
+use super::links::Links;
 use super::session::Session;
+use super::staging::Staging;
 use super::tables::Tables;
 use crate::bandwidth::Reading;
 use crate::limits;
@@ -217,8 +219,28 @@ impl Streams {
         }
     }
 
-    /// Streams whose gaps were not closed: all of them is to be asked for.
-    pub(super) fn take_overdue_gaps(&mut self, now: Time) -> Vec<StreamId> {
+    /// Asks for all of those streams whose gaps were not closed. A reader has held back some of them.
+    pub(super) fn close_gaps(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        tables: &mut Tables,
+        mut staging: Option<&mut Staging>,
+    ) {
+        for id in self.take_overdue_gaps(now) {
+            let local = &mut tables[id.table];
+            let stream = local.layout().index_of(id.shard);
+            match (stream, &mut staging, local.replica_mut()) {
+                // Its replicas are those of a whole version, which what follows is asked from.
+                (Some(stream), Some(staging), _) => staging.drop_held(local, stream),
+                (Some(stream), None, Some(replica)) => replica.forget(stream),
+                _ => {}
+            }
+            self.ask_anew(session, tables, id);
+        }
+    }
+
+    fn take_overdue_gaps(&mut self, now: Time) -> Vec<StreamId> {
         let due: Vec<StreamId> =
             self.gaps.iter().filter(|(_, due)| **due <= now).map(|(id, _)| *id).collect();
         for id in &due {
@@ -275,8 +297,39 @@ impl Streams {
 
     // To whom they are passed on.
 
+    /// A message of a worker to which streams are passed on, or are to be. Returned if it is not about streams.
+    pub(super) fn handle_follower(
+        &mut self,
+        session: &mut Session,
+        tables: &mut Tables,
+        links: &mut Links,
+        now: Time,
+        from: ConnectionId,
+        message: Control,
+    ) -> Option<Control> {
+        match message {
+            Control::Subscribe { shard, positions, .. } => {
+                self.subscribe(session, tables, from, shard, &positions);
+                links.add_connection(now, from);
+            }
+            Control::Unsubscribe { shard, tables: left } => {
+                if !self.unsubscribe(from, shard, &left) {
+                    links.leave(session, now, from, tables);
+                }
+            }
+            Control::Seen { shard, table, version } => {
+                let id = StreamId { table: table.0 as usize, shard };
+                if let Some(reading) = self.note_seen(session, tables, from, id, version, now) {
+                    links.note(session, now, from, reading, tables);
+                }
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
     /// A worker wants streams passed on to it.
-    pub(super) fn subscribe(
+    fn subscribe(
         &mut self,
         session: &mut Session,
         tables: &Tables,
@@ -309,7 +362,7 @@ impl Streams {
     }
 
     /// Somebody follows these streams no more. Whether it still follows some.
-    pub(super) fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) -> bool {
+    fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) -> bool {
         for table in tables {
             if let Some(stream) = self.passed_on.get_mut(&StreamId { table: table.0 as usize, shard }) {
                 stream.forget(from);
@@ -319,7 +372,7 @@ impl Streams {
     }
 
     /// A worker that streams are passed on to has a version: what its link carries, if that is known from it.
-    pub(super) fn note_seen(
+    fn note_seen(
         &mut self,
         session: &mut Session,
         tables: &Tables,

@@ -111,8 +111,7 @@ impl Drawn {
         local(&mut Dice::new(Prng::fork(seed, 0x6c6f_6361)), &components, wanted, registry, &mut scenario)?;
         transmission(&mut Dice::new(Prng::fork(seed, 0x7472_616e)), &mut scenario);
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
-        // Slabs are not pulled partially.
-        let slabs = dice.chance(0.4) && !is_partial && wanted.has_dense;
+        let slabs = dice.chance(0.4) && wanted.has_dense;
         // What a server refuses is not counted; and an application that goes on without it keeps others waiting at a
         // second table, which they have to read before they can push the first again.
         let has_sparse = scenario.tables.iter().any(|table| table.rows);
@@ -132,8 +131,8 @@ impl Drawn {
             gradients,
             slabs,
             nan_p,
-            // Blocks that come late change what is read, where tables are pulled partially.
-            watches_memory: !is_partial,
+            // Blocks that come late change what is read, where tables are pulled partially; nothing changes a slab.
+            watches_memory: !is_partial || slabs,
             several_addresses: dice.chance(0.3),
             canary: None,
         };
@@ -364,17 +363,15 @@ fn models(
 ) -> Result<(), String> {
     let mut model = || components.text(dice, Axis::Sync, wanted);
     let (first, another) = (model()?, model()?);
-    let partial = |sync: &str| sync.starts_with("psp");
     if dice.chance(0.08) {
         // The baseline without overlap has one scheduler, and so one model.
         scenario.policy = scenario.policy.clone().with(Axis::Sync, "bsp:overlap=false");
         return Ok(());
     }
     scenario.policy = scenario.policy.clone().with(Axis::Sync, first.as_str());
-    // Workers take partial pulling from the plan, where it holds for a table on all servers alike.
     if dice.chance(0.2) {
-        let server = (!partial(&another) && !partial(&first) && dice.chance(0.5))
-            .then(|| ServerId(dice.whole(0, u64::from(scenario.servers) - 1) as u32));
+        let server =
+            dice.chance(0.5).then(|| ServerId(dice.whole(0, u64::from(scenario.servers) - 1) as u32));
         let table = dice.pick(&["*0", "conv*", "*"]).to_owned();
         // An exception that no table matches would be refused.
         if scenario.tables.iter().any(|known| glob_matches(&table, &known.name)) {

@@ -105,6 +105,13 @@ impl Sender<'_> {
         (first..self.table.chunk_count()).for_each(|index| self.send_chunk(index, to, reply));
     }
 
+    /// Says that a pull of the whole table is over, without the parameters.
+    pub(super) fn send_nothing(&mut self, to: NodeId, reply: &Reply) {
+        let piece = Piece { chunk: 0, sequence: 0, is_last: true };
+        let params = Params { form: Form::NOTHING, ..self.params(reply, piece) };
+        self.send(to, Frame { header: params.header(0), body: Body::Empty });
+    }
+
     /// Sends single rows, which are gathered now.
     pub(super) fn send_rows(&mut self, rows: &[u32], to: NodeId, reply: &Reply) {
         let rows_per_frame = (limits::BLOCK_ELEMENTS / self.table.row_width()).max(1);
