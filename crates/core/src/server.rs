@@ -113,15 +113,10 @@ impl Shard {
     pub fn report(&self, now: Time) -> Option<ShardReport> {
         Some(ShardReport {
             shard: self.id()?,
-            tables: self
-                .tables
-                .iter()
-                .filter(|table| table.elements() > 0)
-                .map(|table| table.report(now))
-                .collect(),
+            tables: self.tables.reports(now),
             bytes_pushed: self.tables.bytes_pushed(),
             bytes_pulled: self.delivery.bytes_pulled(),
-            nonfinite: self.tables.iter().map(|table| table.nonfinite()).sum(),
+            nonfinite: self.tables.nonfinite(),
             refused: self.delivery.refused(),
             memory_bytes: self.memory_bytes() as u64,
             links: self.links.report(now),

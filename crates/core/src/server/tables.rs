@@ -8,6 +8,7 @@ use crate::consistency::SyncPolicy;
 use crate::intake::{PushFrame, Taken};
 use crate::prng::Prng;
 use crate::registry::Registry;
+use crate::status::TableReport;
 use crate::types::{AggregatorId, Clock, ShardId, TableId, Time, WorkerId};
 use crate::wire::frame::{Subject, Sum};
 use crate::wire::{Cause, Fault, Member, Plan, Standing};
@@ -225,6 +226,16 @@ impl Tables {
     /// When [`Tables::settle_due`] wants to be called.
     pub(super) fn next_timeout(&self) -> Option<Time> {
         self.timers.next()
+    }
+
+    /// How the tables stand of which this shard has a part.
+    pub(super) fn reports(&self, now: Time) -> Vec<TableReport> {
+        self.iter().filter(|table| table.elements() > 0).map(|table| table.report(now)).collect()
+    }
+
+    /// Gradients with NaN or Inf.
+    pub(super) fn nonfinite(&self) -> u64 {
+        self.iter().map(|table| table.nonfinite()).sum()
     }
 
     /// Bytes of gradients that were received.
