@@ -197,6 +197,11 @@ impl Player {
         Progress { clock: self.clock(), state: std::mem::discriminant(&self.state), open }
     }
 
+    /// The iteration that it computes.
+    pub(crate) fn computing(&self) -> Option<Clock> {
+        matches!(self.state, State::Computing { .. }).then(|| self.clock())
+    }
+
     /// When the computation at hand is over.
     pub(crate) fn computes_until(&self) -> Option<Time> {
         match self.state {
@@ -281,7 +286,7 @@ impl Player {
             }
             State::Pulling { since, tickets } => {
                 while let Some(&(table, ticket)) = tickets.last() {
-                    if let Err(error) = self.worker.outcome(ticket)? {
+                    if let Err(error) = self.worker.conclude(now, ticket)? {
                         return Some(Err(error));
                     }
                     self.rows[table].1 = self.worker.redeem(ticket);
@@ -301,14 +306,14 @@ impl Player {
             State::Computing { .. } | State::Lingering { .. } => None,
             State::Waiting { since, tickets, exchange } => {
                 while let Some(&ticket) = tickets.last() {
-                    if let Err(error) = self.worker.outcome(ticket)? {
+                    if let Err(error) = self.worker.conclude(now, ticket)? {
                         return Some(Err(error));
                     }
                     self.worker.redeem(ticket);
                     tickets.pop();
                 }
                 if let Some(ticket) = *exchange {
-                    match self.worker.outcome(ticket)? {
+                    match self.worker.conclude(now, ticket)? {
                         Err(error) if !is_nan(&error) || self.program.nan_p == 0.0 => {
                             return Some(Err(error));
                         }

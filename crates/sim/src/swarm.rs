@@ -83,8 +83,18 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 9] =
-    ["join", "landing", "nan", "reader", "restart", "rows-broadcast", "slab", "switch", "three-tier"];
+pub const EVENTS: [&str; 10] = [
+    "cache",
+    "join",
+    "landing",
+    "nan",
+    "reader",
+    "restart",
+    "rows-broadcast",
+    "slab",
+    "switch",
+    "three-tier",
+];
 
 /// Everything that a swarm draws: `axis/name` for each registered component, and [`EVENTS`].
 pub fn drawable() -> Vec<String> {
@@ -185,7 +195,9 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     let late = |worker: &WorkerId| worker.0 >= drawn.scenario.workers;
     let has_joined = cluster.worker_ids().filter(late).any(|worker| takes_part(&worker));
     let has_rows = drawn.scenario.tables.iter().any(|table| table.rows);
+    let is_at_once = |worker: WorkerId| cluster.player(worker).worker().report().reads.at_once > 0;
     let happened = [
+        ("cache", cluster.worker_ids().any(is_at_once)),
         ("join", has_joined),
         ("landing", counts.landings > 0),
         ("nan", nans > 0),
@@ -359,6 +371,7 @@ mod tests {
             (Canary::Early, "an acknowledged push was lost"),
             (Canary::Outdated, "the payload was made by another codec"),
             (Canary::Reused, "changed while"),
+            (Canary::Outlived, "computes iteration"),
         ] {
             // A bug may be seen by its consequences first; the promise that it breaks is broken soon.
             let is_it = |seed| match run_seed(seed, Some(canary)).outcome {

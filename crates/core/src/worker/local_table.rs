@@ -5,14 +5,14 @@ use super::answers::{Answers, Decoders};
 use super::encoding::{self, PushCodec, TableCodecs};
 use super::gradient::Gradient;
 use super::layout::{Layout, elements_of};
-use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
+use super::memory::{self, FetchId, FetchKind, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
 use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
 use crate::codec::Codec;
-use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
+use crate::consistency::{Ask, ClientUpdate, CopyView, PartialPull, ServerPush, SyncPolicy};
 use crate::landing::Destination;
 use crate::lease::Lease;
 use crate::policy::NonFinite;
@@ -54,6 +54,10 @@ pub(super) struct LocalTable {
     nonfinite: NonFinite,
     /// This worker's instance of the consistency model, once there is a plan.
     sync: Option<SyncPolicy>,
+    /// The most rounds that its copy here may lack where it is a cache.
+    cache_bound: Option<u64>,
+    /// A push failed after the application had gone on, and it has not heard of it.
+    failure: Option<WorkerError>,
     /// Until they are sent.
     initial: Vec<f32>,
     /// The last clock that was pushed.
@@ -93,6 +97,8 @@ pub(super) struct Planned {
 pub(super) struct TablePolicies {
     pub(super) nonfinite: NonFinite,
     pub(super) sync: SyncPolicy,
+    /// The most rounds that a copy may lack, on whichever server allows the fewest; `None` where one of them allows no cache.
+    pub(super) cache_bound: Option<u64>,
     pub(super) is_broadcast: bool,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
@@ -129,6 +135,8 @@ impl LocalTable {
             valid_from: 0,
             nonfinite: NonFinite::default(),
             sync: None,
+            cache_bound: None,
+            failure: None,
             initial,
             pushed: None,
             pulled: 0,
@@ -156,9 +164,10 @@ impl LocalTable {
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
     /// ([`LocalTable::decoded`]).
     pub(super) fn follow(&mut self, policies: TablePolicies, decoders: &mut Decoders) {
-        let TablePolicies { nonfinite, sync, is_broadcast, valid_from, codecs } = policies;
+        let TablePolicies { nonfinite, sync, cache_bound, is_broadcast, valid_from, codecs } = policies;
         self.nonfinite = nonfinite;
         self.sync = Some(sync);
+        self.cache_bound = cache_bound;
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
@@ -342,9 +351,86 @@ impl LocalTable {
         Some((self.layout.shard_count(), partial))
     }
 
+    /// The most rounds that its copy may lack where it is a cache. Rows are asked for one by one, what is broadcast is a replica
+    /// already, and exchanges wait for their answer.
+    pub(super) fn cache_bound(&self) -> Option<u64> {
+        self.cache_bound.filter(|_| !self.layout.is_sparse() && !self.is_broadcast() && !self.is_lent())
+    }
+
+    /// How a pull after a push of it becomes visible.
+    pub(super) fn fetch_kind(&self) -> FetchKind {
+        if self.cache_bound().is_some() { FetchKind::Background } else { self.pull_kind(false) }
+    }
+
+    /// How a pull that the application waits for becomes visible.
+    pub(super) fn pull_kind(&self, at_once: bool) -> FetchKind {
+        match self.partial_pull() {
+            _ if at_once => FetchKind::AtOnce,
+            Some(_) => FetchKind::Partial,
+            None => FetchKind::Whole,
+        }
+    }
+
+    /// The version of its oldest block; a table of rows has none.
+    pub(super) fn version(&self) -> Option<Clock> {
+        (!self.layout.is_sparse()).then(|| self.parameters.version())
+    }
+
+    /// Whether an iteration may be computed on the copy that is here.
+    pub(super) fn is_fresh(&self, clock: Clock) -> bool {
+        self.parameters.is_fresh(clock, self.cache_bound())
+    }
+
+    /// Whether a pull for an iteration is under way.
+    pub(super) fn is_fetching_for(&self, clock: Clock) -> bool {
+        self.parameters.is_fetching_for(clock)
+    }
+
+    /// Rounds that the copy lacks for an iteration; a table of rows has no copy.
+    pub(super) fn staleness(&self, clock: Clock) -> Option<u64> {
+        self.version().map(|version| clock.saturating_sub(version))
+    }
+
+    /// A sentence about the copy that is here, for those who wait for another one.
+    pub(super) fn explain_copy(&self, clock: Clock) -> String {
+        let (name, version) = (self.name(), self.parameters.version());
+        let bound = match self.cache_bound() {
+            Some(bound) => format!("may lack {bound} rounds"),
+            None => "may not be used".into(),
+        };
+        let sync = self.sync.as_ref().map(ToString::to_string).unwrap_or_default();
+        format!(
+            "the copy of table `{name}` is of version {version} and {bound} in iteration {clock} ({sync})"
+        )
+    }
+
+    /// The application computes on what is here from now on, until it pushes.
+    pub(super) fn keep_front(&mut self) {
+        self.parameters.keep_front();
+    }
+
+    /// Remembers what the application has to hear.
+    pub(super) fn set_failure(&mut self, error: WorkerError) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// A failure that the application has not heard of, once.
+    pub(super) fn take_failure(&mut self) -> Option<WorkerError> {
+        self.failure.take()
+    }
+
+    pub(super) fn failure(&self) -> Option<&WorkerError> {
+        self.failure.as_ref()
+    }
+
     /// Whether parameters are asked for after a gradient of this clock.
     pub(super) fn asks_after(&self, clock: Clock) -> bool {
-        let update = ClientUpdate { clock, pulled: self.pulled };
+        let copy = self.cache_bound().map(|bound| CopyView {
+            lacks: (clock + 1).saturating_sub(self.parameters.version()),
+            bound,
+            is_asked: self.parameters.is_fetching(),
+        });
+        let update = ClientUpdate { clock, pulled: self.pulled, copy };
         let ask = self.sync.as_ref().map(|sync| sync.model.after_client_update(&update));
         ask != Some(Ask::Push)
     }
@@ -435,6 +521,7 @@ impl LocalTable {
         // A table has one slab, and one that is being submitted does not pass the check of its clock.
         let codec = self.push_codec.take().expect("one gradient of a table is submitted at a time");
         self.pushed = Some(clock);
+        self.parameters.let_front_go();
         let surroundings = Surroundings {
             layout: self.layout.clone(),
             nonfinite: self.nonfinite,
@@ -499,11 +586,11 @@ impl LocalTable {
     }
 
     /// Begins a pull of the whole table.
-    pub(super) fn begin_pull(&mut self, clock: Clock, is_partial: bool) -> Reply {
+    pub(super) fn begin_pull(&mut self, clock: Clock, kind: FetchKind) -> Reply {
         self.pulled = clock;
         // An encoded answer is decoded into its place.
         let wants_place = self.answer_type() == Some(DType::F32) && !self.is_broadcast();
-        let (fetch, place) = self.parameters.begin(FetchOptions { clock, is_partial, wants_place });
+        let (fetch, place) = self.parameters.begin(FetchOptions { clock, kind, wants_place });
         Reply { fetch, place, dtype: DType::F32 }
     }
 
@@ -534,9 +621,17 @@ impl LocalTable {
         self.answers.decode_rows(&self.layout, self.layout.index_of(shard)?, rows, payload)
     }
 
-    /// All of a shard's answer is here. `may_go_on` says whether a partial pull for an iteration need not wait for the rest.
-    pub(super) fn arrived(&mut self, fetch: FetchId, shard: ShardId, may_go_on: impl Fn(Clock) -> bool) {
+    /// All of a shard's answer is here, of this version. `may_go_on` says whether a partial pull for an iteration need not wait for
+    /// the rest.
+    pub(super) fn arrived(
+        &mut self,
+        fetch: FetchId,
+        shard: ShardId,
+        version: Clock,
+        may_go_on: impl Fn(Clock) -> bool,
+    ) {
         if let Some(index) = self.layout.index_of(shard) {
+            self.parameters.set_version(fetch, index, version);
             self.parameters.arrived(fetch, index, may_go_on);
         }
     }
@@ -722,6 +817,7 @@ mod tests {
             policies: TablePolicies {
                 nonfinite: NonFinite::Reject,
                 sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
+                cache_bound: None,
                 is_broadcast: false,
                 valid_from: 1,
                 codecs: TableCodecs::new(&registry, &spec, &Policy::default(), Default::default()).ok(),
@@ -736,7 +832,7 @@ mod tests {
     fn a_model_says_when_parameters_are_asked_for_and_which_are_taken() {
         let mut table = table();
         assert_eq!([0, 1, 2].map(|clock| table.asks_after(clock)), [false, false, true]);
-        table.begin_pull(3, false);
+        table.begin_pull(3, FetchKind::Whole);
         assert_eq!([3, 4, 5].map(|clock| table.asks_after(clock)), [false, false, true]);
         let takes = |version| table.takes(&ServerPush { clock: 3, version });
         assert_eq!([takes(2), takes(3)], [true, false]);
@@ -787,6 +883,7 @@ mod tests {
         let policies = TablePolicies {
             nonfinite: NonFinite::Reject,
             sync: SyncPolicy::parse(&Registry::builtin().consistency, "bsp").unwrap(),
+            cache_bound: None,
             is_broadcast: false,
             valid_from: table.valid_from() + 1,
             codecs: TableCodecs::new(
@@ -887,7 +984,7 @@ mod tests {
     #[test]
     fn a_place_is_named_as_long_as_answers_consist_of_its_elements() {
         let mut table = table();
-        let fetch = table.begin_pull(0, false).fetch;
+        let fetch = table.begin_pull(0, FetchKind::Whole).fetch;
         let request = |dtype| {
             let place = Some(Place { segment: 1, offset: 0 });
             let shard = ShardId { server: ServerId(0), core: 0 };

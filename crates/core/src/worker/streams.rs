@@ -3,6 +3,7 @@
 //! The coordinator says who passes a shard's streams on to this worker. While that one is not connected, or brings nothing although
 //! there is something, they come from the shard itself: it always knows the way.
 
+use super::links::Links;
 use super::session::Session;
 use super::tables::Tables;
 use crate::bandwidth::Reading;
@@ -275,8 +276,39 @@ impl Streams {
 
     // To whom they are passed on.
 
+    /// Takes what a worker says to which streams are passed on, or are to be. Messages about other things are given back.
+    pub(super) fn handle_follower(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        tables: &mut Tables,
+        links: &mut Links,
+        from: ConnectionId,
+        message: Control,
+    ) -> Option<Control> {
+        match message {
+            Control::Subscribe { shard, positions, .. } => {
+                self.subscribe(session, tables, from, shard, &positions);
+                links.add_connection(now, from);
+            }
+            Control::Unsubscribe { shard, tables: left } => {
+                if !self.unsubscribe(from, shard, &left) {
+                    links.leave(session, now, from, tables);
+                }
+            }
+            Control::Seen { shard, table, version } => {
+                let id = StreamId { table: table.0 as usize, shard };
+                if let Some(reading) = self.note_seen(session, tables, from, id, version, now) {
+                    links.note(session, now, from, reading, tables);
+                }
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
     /// A worker wants streams passed on to it.
-    pub(super) fn subscribe(
+    fn subscribe(
         &mut self,
         session: &mut Session,
         tables: &Tables,
@@ -309,7 +341,7 @@ impl Streams {
     }
 
     /// Somebody follows these streams no more. Whether it still follows some.
-    pub(super) fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) -> bool {
+    fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) -> bool {
         for table in tables {
             if let Some(stream) = self.passed_on.get_mut(&StreamId { table: table.0 as usize, shard }) {
                 stream.forget(from);
@@ -319,7 +351,7 @@ impl Streams {
     }
 
     /// A worker that streams are passed on to has a version: what its link carries, if that is known from it.
-    pub(super) fn note_seen(
+    fn note_seen(
         &mut self,
         session: &mut Session,
         tables: &Tables,

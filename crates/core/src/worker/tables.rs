@@ -5,7 +5,8 @@ use super::answers::Decoders;
 use super::encoding::{Sender, TableCodecs};
 use super::local_table::{LocalTable, Planned, TablePolicies};
 use super::session::Access;
-use crate::policy::PolicyOverride;
+use crate::consistency::SyncPolicy;
+use crate::policy::{Axis, PolicyOverride};
 use crate::registry::Registry;
 use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
@@ -219,7 +220,27 @@ fn policies_of(
         .then(|| TableCodecs::new(registry, local.layout().spec(), &policy, sender).map_err(fault))
         .transpose()?;
     let is_broadcast = policy.is_broadcast();
-    Ok(TablePolicies { nonfinite: policy.nonfinite(), sync, is_broadcast, valid_from, codecs })
+    let cache_bound = cache_bound(plan, registry, table, &sync)?;
+    Ok(TablePolicies { nonfinite: policy.nonfinite(), sync, cache_bound, is_broadcast, valid_from, codecs })
+}
+
+/// The most rounds that a copy of a table may lack: a copy is one of all servers, whose models may differ.
+fn cache_bound(
+    plan: &Plan,
+    registry: &Registry,
+    table: TableId,
+    sync: &SyncPolicy,
+) -> Result<Option<u64>, WorkerError> {
+    let mut bound = sync.cache_bound();
+    let text = sync.to_string();
+    for part in plan.parts.get(table.0 as usize).into_iter().flatten() {
+        let policy = plan.policy_of(table, part.server);
+        if policy.get(Axis::Sync) != text {
+            let other = policy.sync(registry).map_err(|error| WorkerError::Table(error.to_string()))?;
+            bound = bound.zip(other.cache_bound()).map(|(one, other)| one.min(other));
+        }
+    }
+    Ok(bound)
 }
 
 impl Index<usize> for Tables {

@@ -5,10 +5,12 @@
 
 use super::WorkerError;
 use super::allocation::Allocation;
+use super::copies::{Copies, Needed};
 use super::gradient::PullOptions;
 use super::layout::Share;
 use super::links::{Idle, Links};
 use super::local_table::LocalTable;
+use super::memory::FetchKind;
 use super::partial_pull::PartialPulls;
 use super::reporter::Reporter;
 use super::request::{self, Answer, Payload, Request, RequestKind, TablePush};
@@ -16,6 +18,7 @@ use super::requests::Requests;
 use super::scheduler::Scheduler;
 use super::session::{Access, Session};
 use super::slab::{Slab, SlabInFlight};
+use super::staged_updates::StagedUpdates;
 use super::staging::Staging;
 use super::streams::{StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
@@ -186,7 +189,7 @@ impl Traffic {
             // Of a sparse table no rows: it answers all the same once it has its initial values.
             let is_sparse = local.layout().is_sparse();
             let reads = access == Access::Full;
-            let reply = (!is_sparse && reads).then(|| local.begin_pull(first, false));
+            let reply = (!is_sparse && reads).then(|| local.begin_pull(first, FetchKind::Whole));
             let shards: Vec<ShardId> = local.layout().shards().collect();
             if is_first {
                 acks += shards.len();
@@ -250,6 +253,7 @@ impl Traffic {
         }
         self.streams.restart(session, &self.tables, &changed);
         self.links.follow(session, now, &mut self.tables, self.streams.followers());
+        self.ask_for_copies(session);
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
         awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
@@ -371,7 +375,7 @@ impl Traffic {
                 Pending::new(TicketKind::Push { table: parts[0].table, clock }, now)
             }
             SubmissionKind::Exchange => {
-                Pending::new(TicketKind::Exchange { clock, tables: parts.len() }, now)
+                Pending::new(TicketKind::Exchange { clock, tables: parts.len() }, now).read_by(clock + 1)
             }
         };
         let (mut pushes, mut in_flight) = (Vec::with_capacity(parts.len()), Vec::new());
@@ -385,11 +389,15 @@ impl Traffic {
                     in_flight.push(slab);
                 }
                 (None, Sent::Made(gradient)) => {
-                    let is_partial = local.partial_pull().is_some();
+                    let fetch_kind = local.fetch_kind();
+                    let is_partial = fetch_kind == FetchKind::Partial;
                     pending = pending.with_partial(is_partial.then_some(clock + 1));
-                    let wants =
-                        *kind == SubmissionKind::Push { want_params: true } && local.asks_after(clock);
-                    let reply = wants.then(|| local.begin_pull(clock + 1, is_partial));
+                    let wants = *kind == SubmissionKind::Push { want_params: true };
+                    if wants {
+                        pending = pending.read_by(clock + 1).with_copy(fetch_kind == FetchKind::Background);
+                    }
+                    let asks = wants && local.asks_after(clock);
+                    let reply = asks.then(|| local.begin_pull(clock + 1, fetch_kind));
                     pushes.push(TablePush { table, gradient, reply });
                 }
                 // Only a slab has memory that frames are sent from.
@@ -418,6 +426,7 @@ impl Traffic {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
             acks += shards.len();
             answers += if reply.is_some() { shards.len() } else { 0 };
+            self.reporter.note_pull(reply.is_some());
             for shard in shards {
                 let (gradient, want_params) = (Some(gradient.clone()), reply.is_some());
                 let kind = RequestKind::Push { gradient, want_params };
@@ -447,6 +456,7 @@ impl Traffic {
         }
         let clock = local.pull_clock(self.clock);
         let kind = TicketKind::Pull { table: index, clock };
+        self.reporter.note_pull(true);
         let per_shard = match options.rows {
             Some(rows) => local.layout().rows_by_shard(rows)?,
             None if is_sparse => local.layout().all_rows_by_shard(),
@@ -463,7 +473,8 @@ impl Traffic {
                 self.request(session, Request::new(of_shard.shard, index, clock, ticket, kind));
             }
         }
-        self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
+        let pending = Pending::new(kind, now).expecting(0, answers).with_rows(elements);
+        self.tickets.file(ticket, if options.now { pending } else { pending.read_by(clock) });
         self.answer_at_once(now, index);
         Ok(ticket)
     }
@@ -478,12 +489,13 @@ impl Traffic {
     ) -> Ticket {
         let local = &mut self.tables[index];
         let clock = local.pull_clock(self.clock);
-        let is_partial = local.partial_pull().is_some() && !at_once;
-        let reply = local.begin_pull(clock, is_partial);
+        let fetch_kind = local.pull_kind(at_once);
+        let is_partial = fetch_kind == FetchKind::Partial;
+        let reply = local.begin_pull(clock, fetch_kind);
         let shards: Vec<ShardId> = local.layout().shards().collect();
         let pending =
             Pending::new(kind, now).expecting(0, shards.len()).with_partial(is_partial.then_some(clock));
-        let ticket = self.tickets.open(pending);
+        let ticket = self.tickets.open(if at_once { pending } else { pending.read_by(clock) });
         for shard in shards {
             let kind = RequestKind::Pull { rows: None, now: at_once };
             self.request(session, Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)));
@@ -523,10 +535,11 @@ impl Traffic {
     }
 
     /// Sends a request once more if its server is connected. A pull whose ticket was given up is not
-    /// asked again (blocks that PSP went on without).
+    /// asked again (blocks that PSP went on without), but for one that renews a cache.
     fn send_again(&mut self, session: &mut Session, id: u64) {
         let Some(request) = self.requests.get(id) else { return };
-        if !request.must_be_sent() && !self.tickets.contains(request.ticket()) {
+        let is_wanted = request.is_left_behind() || self.tickets.contains(request.ticket());
+        if !request.must_be_sent() && !is_wanted {
             self.drop_request(id);
         } else if session.is_up(request.shard()) {
             self.send_request(session, id);
@@ -625,6 +638,14 @@ impl Traffic {
         let Some(request) = self.requests.get_mut(id) else { return };
         let (from, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
+        let (version, clock) = (request.version(), request.clock());
+        if let Err(error) = &taken
+            && request.is_left_behind()
+        {
+            let error = error.clone();
+            self.copies().tell_late(table, clock, error);
+        }
+        let Some(request) = self.requests.get_mut(id) else { return };
         if request.end_answer() {
             self.requests.remove(id);
         }
@@ -644,7 +665,7 @@ impl Traffic {
         let Some(fetch) = fetch else { return };
         let (local, partial_pulls) = (&mut self.tables[table], &self.partial_pulls);
         if is_whole {
-            local.arrived(fetch, from, |clock| partial_pulls.is_open(clock));
+            local.arrived(fetch, from, version, |clock| partial_pulls.is_open(clock));
         } else {
             local.settle(fetch, from);
         }
@@ -681,7 +702,10 @@ impl Traffic {
             local.forget_pushed(request.clock());
         }
         let error = WorkerError::Refused { cause: fault.cause, message: fault.message };
-        self.tickets.fail(request.ticket(), error);
+        match request.is_left_behind() {
+            true => self.copies().tell_late(request.table(), request.clock(), error),
+            false => self.tickets.fail(request.ticket(), error),
+        }
         self.report_pushed(session);
         self.say_leave(session);
     }
@@ -730,23 +754,8 @@ impl Traffic {
         message: Control,
     ) {
         let Traffic { streams, tables, links, .. } = self;
-        match message {
-            Control::Subscribe { shard, positions, .. } => {
-                streams.subscribe(session, tables, from, shard, &positions);
-                links.add_connection(now, from);
-            }
-            Control::Unsubscribe { shard, tables: left } => {
-                if !streams.unsubscribe(from, shard, &left) {
-                    links.leave(session, now, from, tables);
-                }
-            }
-            Control::Seen { shard, table, version } => {
-                let id = StreamId { table: table.0 as usize, shard };
-                if let Some(reading) = streams.note_seen(session, tables, from, id, version, now) {
-                    links.note(session, now, from, reading, tables);
-                }
-            }
-            other => self.handle_reading(session, now, from, other),
+        if let Some(other) = streams.handle_follower(session, now, tables, links, from, message) {
+            self.handle_reading(session, now, from, other);
         }
     }
 
@@ -771,8 +780,10 @@ impl Traffic {
         let Some(replica) = local.replica_mut() else { return };
         self.reporter.note_pulled(header.payload_bytes);
         self.links.note_other(payload.len());
-        if self.staging.is_some() {
-            return self.stage_update(session, now, from, id, &update, payload);
+        if let Some(staging) = &mut self.staging {
+            let Traffic { tables, streams, reporter, tickets, .. } = self;
+            let mut staged = StagedUpdates { session, now, staging, tables, streams, reporter, tickets };
+            return staged.take(from, id, &update, payload);
         }
         let before = replica.version(stream);
         let taken = replica.take(stream, &update, payload);
@@ -802,70 +813,6 @@ impl Traffic {
             self.streams.note_version(session, &self.tables, id, version, from);
             self.answer_from_replica(now, id);
         }
-    }
-
-    /// Of a reader: a chunk of a version, which may be the last one that the version lacks.
-    fn stage_update(
-        &mut self,
-        session: &mut Session,
-        now: Time,
-        from: ConnectionId,
-        id: StreamId,
-        update: &Update,
-        payload: &[u8],
-    ) {
-        let (Some(staging), local) = (&mut self.staging, &mut self.tables[id.table]) else { return };
-        let Some(stream) = local.layout().index_of(id.shard) else { return };
-        match staging.take(local, stream, update, payload) {
-            Taken::Known => {}
-            Taken::Missing => return self.streams.note_gap(session, now, &self.tables, id),
-            Taken::Differs => return self.repair(session, id, update.round),
-            Taken::Applied => self.streams.count(id),
-        }
-        if update.piece.is_last {
-            self.streams.note_arrival(session, &self.tables, id, from);
-        }
-        let Some(version) = staging.next_cut() else {
-            if update.piece.is_last {
-                for (id, version) in staging.stuck(&self.tables) {
-                    self.streams.say_seen(session, id, version);
-                }
-            }
-            return;
-        };
-        let differing = staging.cut(&mut self.tables, version);
-        if differing.is_empty() {
-            for (index, local) in self.tables.iter().enumerate() {
-                for shard in local.layout().shards() {
-                    self.streams.say_seen(session, StreamId { table: index, shard }, version);
-                }
-            }
-            self.reporter.set_clock(version.saturating_add(1));
-            self.reporter.hurry(now);
-            self.tickets.reach_version(version);
-        }
-        for (table, stream) in differing {
-            let table = table.0 as usize;
-            let shard = self.tables[table].layout().shards().nth(stream);
-            shard.into_iter().for_each(|shard| self.repair(session, StreamId { table, shard }, version));
-        }
-    }
-
-    /// Of a reader: fetches a stream anew whose values are not those that were broadcast. Gives up when that does not help.
-    fn repair(&mut self, session: &mut Session, id: StreamId, version: Clock) {
-        let (Some(staging), local) = (&mut self.staging, &mut self.tables[id.table]) else { return };
-        let Some(stream) = local.layout().index_of(id.shard) else { return };
-        let (name, shard) = (local.name().to_owned(), id.shard);
-        let sentence = format!("table `{name}` is not what {shard} broadcast as version {version}");
-        if !staging.repair(local, stream) {
-            let tries = limits::MAX_REPAIRS;
-            return session.fail(WorkerError::Damaged(format!(
-                "{sentence}, and neither was what came when it was fetched anew, {tries} times in a row; look for what damages \
-                 data between the two"
-            )));
-        }
-        session.log(format!("{sentence}; it is fetched anew"));
-        self.streams.ask_anew(session, &self.tables, id);
     }
 
     /// Of a reader: the version that all tables are at.
@@ -947,15 +894,81 @@ impl Traffic {
         };
         let is_leave = matches!(pending.kind(), TicketKind::Leave);
         if is_leave && (session.has_left() || !pending.is_open()) {
-            return Some(Ok(()));
+            let unheard = self.tables.iter().find_map(LocalTable::failure);
+            return Some(unheard.cloned().map_or(Ok(()), Err));
         }
         if let Some(error) = pending.error().or(session.failure()) {
             return Some(Err(error.clone()));
         }
         // PSP-SGD: a push is not waited for either, as long as the gradients under way do not pile up.
-        let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock))
-            && self.requests.clocks_unacknowledged() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
-        (may_go_on || !pending.is_open()).then_some(Ok(()))
+        let has_room = self.requests.clocks_unacknowledged() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
+        if let Some(error) = self.unheard(pending) {
+            return Some(Err(error.clone()));
+        }
+        if let Some((clock, table)) = pending.copy_for().zip(pending.table()).filter(|_| !pending.is_over()) {
+            return (has_room && self.tables[table].is_fresh(clock)).then_some(Ok(()));
+        }
+        let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock)) && has_room;
+        (may_go_on || pending.is_over() || !pending.is_open()).then_some(Ok(()))
+    }
+
+    /// [`Traffic::outcome`] for an application that goes on if it is due: what it reads does not change until its next push, and
+    /// what is under way goes on without it.
+    pub(super) fn conclude(
+        &mut self,
+        session: &Session,
+        now: Time,
+        ticket: Ticket,
+    ) -> Option<Result<(), WorkerError>> {
+        let outcome = self.outcome(session, ticket);
+        match outcome {
+            None => self.tickets.begin_wait(now, ticket),
+            Some(Ok(())) => self.copies().go_on(now, ticket),
+            Some(Err(_)) => {
+                let pending = self.tickets.get(ticket).filter(|pending| self.unheard(pending).is_some());
+                let table = pending.and_then(Pending::table);
+                table.into_iter().for_each(|table| drop(self.tables[table].take_failure()));
+            }
+        }
+        outcome
+    }
+
+    /// A failure of an earlier push that the application hears of when it waits for this ticket.
+    fn unheard(&self, pending: &Pending) -> Option<&WorkerError> {
+        let is_next = pending.reads().is_some() && !pending.is_over() && pending.error().is_none();
+        self.tables[pending.table().filter(|_| is_next)?].failure()
+    }
+
+    /// Another model may allow less than the one under which nothing was asked for: asks for it.
+    fn ask_for_copies(&mut self, session: &mut Session) {
+        let needed = self.copies().needed();
+        for Needed { ticket, clock, table: index } in needed {
+            let local = &mut self.tables[index];
+            let reply = local.begin_pull(clock, FetchKind::Background);
+            let shards: Vec<ShardId> = local.layout().shards().collect();
+            self.reporter.note_pull(true);
+            for shard in shards {
+                self.tickets.get_mut(ticket).into_iter().for_each(Pending::expect_answer);
+                let kind = RequestKind::Pull { rows: None, now: false };
+                let request = Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply));
+                self.request(session, request);
+            }
+        }
+    }
+
+    fn copies(&mut self) -> Copies<'_> {
+        let Traffic { tables, requests, tickets, reporter, .. } = self;
+        Copies { tables, requests, tickets, reporter }
+    }
+
+    /// Whether servers lack pushes that the application does not wait for any more.
+    pub(super) fn has_unsaved(&self) -> bool {
+        self.requests.has_unsaved()
+    }
+
+    /// The ticket that something is to come for, and that is not due without it.
+    pub(super) fn oldest_awaited(&self, session: &Session) -> Option<Ticket> {
+        self.tickets.open_ones().find(|ticket| self.outcome(session, *ticket).is_none())
     }
 
     /// A sentence about a ticket's wait: which servers, which table, since when.
@@ -964,6 +977,9 @@ impl Traffic {
         let waits_for = pending.kind().sentence(|table| self.tables[table].name());
         let is_start = self.tickets.start() == Some(ticket);
         let mut sentence = session.explain(now.since(pending.since()), waits_for, is_start);
+        if let Some((clock, table)) = pending.copy_for().zip(pending.table()) {
+            sentence += &format!("; {}", self.tables[table].explain_copy(clock));
+        }
         let silent = self.requests.silent_servers(ticket, session);
         if !silent.is_empty() {
             sentence += &format!("; {}", silent.join(", "));

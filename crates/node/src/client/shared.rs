@@ -165,6 +165,9 @@ impl Shared {
     }
 
     fn is_reached_within(&self, awaited: Awaited, timeout: Duration) -> bool {
+        if !timeout.is_zero() {
+            self.lock().worker.begin_wait(clock::now(), awaited.ticket);
+        }
         self.while_waited_for(awaited, || {
             let is_open = |state: &mut State| !state.is_reached(awaited);
             let state = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
@@ -193,7 +196,7 @@ impl Shared {
         let mut began = Instant::now();
         let mut state = self.lock();
         loop {
-            if let Some(outcome) = state.worker.outcome(ticket) {
+            if let Some(outcome) = state.worker.conclude(clock::now(), ticket) {
                 return Ok(outcome?);
             }
             if let Some(why) = &state.ended {
