@@ -108,13 +108,19 @@ fn last_words(mut worker: Child) -> (Value, bool) {
 fn survivors_of_a_killed_relay_go_on_and_end_with_the_same_bits() {
     let mut prng = Prng::new(u64::from(std::process::id()));
     let rounds = std::env::var("RELAY_KILLS").map_or(1, |text| text.parse().expect("a number of rounds"));
+    // Steps of 8 ms: the job lasts longer than any moment that is drawn, however fast the machine is.
+    let folder = tempfile::tempdir().unwrap();
+    let steps = folder.path().join("steps.csv");
+    std::fs::write(&steps, "worker,step,seconds\n0,0,0.008\n").unwrap();
+    let trace = format!("trace={}", steps.display());
     for round in 0..rounds {
         let broadcast = ["chain", "rotated:degree=2"][round % 2];
         let codec = ["none", "topk:0.1"][round / 2 % 2];
         let count = WORKERS.to_string();
         let job = ["--workers", &count, "--servers", "1", "--transport", "tcp", "--broadcast", broadcast];
         let job = [&job[..], &["--answer-codec", codec]].concat();
-        let plan = output(&[&["config", "mlp", "--examples", "2000", "--epochs", "40"], &job[..]].concat());
+        let length = ["config", "mlp", "--examples", "2000", "--epochs", "40", "--inject", &trace];
+        let plan = output(&[&length[..], &job[..]].concat());
         let (mut server, _stdout, url) = serve(&job);
         let mut workers: Vec<(u32, Child)> =
             (0..WORKERS).map(|rank| (rank, worker(&url, rank, &plan))).collect();

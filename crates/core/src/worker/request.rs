@@ -37,6 +37,8 @@ pub(super) struct Request {
     version: Clock,
     /// The application went on before it was over: nobody holds its ticket any more.
     is_left_behind: bool,
+    /// Some of them were not wanted and not written: the answer is no whole one, even if the rest is wanted since a switch of models.
+    is_late: bool,
     kind: RequestKind,
 }
 
@@ -151,6 +153,7 @@ impl Request {
             received,
             version,
             is_left_behind,
+            is_late: false,
             kind,
         }
     }
@@ -341,9 +344,10 @@ impl Request {
     ) -> Result<(), WorkerError> {
         // A server that cannot go on with an answer begins anew.
         if answer.params.piece.sequence == 0 {
-            self.received = 0;
+            (self.received, self.is_late) = (0, false);
             self.version = answer.params.version;
         }
+        self.is_late |= answer.is_late;
         // Chunks are as new as they were when they were sent.
         self.version = self.version.min(answer.params.version);
         let step = match (&self.kind, answer.payload) {
@@ -363,6 +367,11 @@ impl Request {
         let layout = table.layout();
         let expected = format!("parameters that fit shape {:?}", layout.spec().shape);
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
+    }
+
+    /// Whether the answer that arrives, or a part of it, came too late to be wanted.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
     }
 
     /// Whether a table's replica has the parameters that are wanted.
@@ -445,7 +454,7 @@ impl Request {
             Payload::InPlace => place.may_have(answer.payload_bytes as usize),
             Payload::Bytes(bytes) => {
                 // An answer that is not wanted any more is not written.
-                let fetch = self.fetch.filter(|_| !answer.is_late);
+                let fetch = self.fetch.filter(|_| !self.is_late);
                 match table.destination(fetch, self.shard, form.is_encoded()) {
                     Some(mut destination) => destination.put(&place, bytes),
                     None => place.dtype.is_some() && place.may_have(bytes.len()),

@@ -630,12 +630,13 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, from, id);
         }
-        self.end_answer(now, id, taken, is_late);
+        self.end_answer(now, id, taken);
     }
 
     /// The answer to a request is over, well or badly.
-    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>, is_late: bool) {
+    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>) {
         let Some(request) = self.requests.get_mut(id) else { return };
+        let is_whole = taken.is_ok() && !request.is_late();
         let (from, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
         let (version, clock) = (request.version(), request.clock());
@@ -649,7 +650,6 @@ impl Traffic {
         if request.end_answer() {
             self.requests.remove(id);
         }
-        let is_whole = taken.is_ok() && !is_late;
         if let Some(pending) = self.tickets.get_mut(ticket) {
             match taken {
                 Err(error) => pending.fail(error),
@@ -849,7 +849,7 @@ impl Traffic {
             }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             request.take_replica(local, rows);
-            self.end_answer(now, id, Ok(()), false);
+            self.end_answer(now, id, Ok(()));
             false
         });
         if !waiting.is_empty() {

@@ -2,7 +2,8 @@
 
 use crate::bench::Bench;
 use crate::{W, job, started};
-use paramill_core::policy::Axis;
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
+use paramill_core::types::NodeId;
 use paramill_core::worker::{Gradient, Ticket};
 
 const ELEMENTS: usize = 32;
@@ -49,6 +50,39 @@ fn blocks_of_an_iteration_that_is_over_are_dropped_and_no_push_is_lost() {
     let expected = (ELEMENTS - 1) as f32 - 3.0;
     assert_eq!(bench.parameters(W, ELEMENTS)[ELEMENTS - 1], expected, "every push was applied once");
     assert_eq!(bench.worker(0).values(W)[ELEMENTS - 1], expected, "only the newest block was taken");
+}
+
+/// Frames of a late answer are not written. Where another model wants late answers, the rest of this one does not make it whole.
+#[test]
+fn half_an_answer_that_was_late_is_none_after_a_switch() {
+    const ALL: usize = usize::MAX;
+    for delivered in 0..6 {
+        let mut config = job(1, 2, "psp:c=1,b=0.5", "sgd:lr=1");
+        config.policy = config.policy.with(Axis::Chunk, "16B").with(Axis::AnswerCodec, "bitmap+snappy");
+        let mut bench = started(config, 1, ELEMENTS);
+        let (worker, first, second) = (bench.worker_node(0), bench.shard_node(0), bench.shard_node(1));
+        bench.freeze();
+        iterate(&mut bench, 0);
+        bench.deliver(worker, second, ALL);
+        bench.deliver(worker, first, ALL);
+        bench.deliver(first, worker, ALL);
+        iterate(&mut bench, 0);
+        bench.deliver(second, worker, delivered);
+        bench.set(PolicyOverride::new("*", Policies::of([(Axis::Sync, "asp")])));
+        for node in [first, second, worker].repeat(3) {
+            bench.deliver(NodeId::Coordinator, node, ALL);
+            bench.deliver(node, NodeId::Coordinator, ALL);
+        }
+        let report = bench.shard(1).report(bench.now()).expect("it has the plan");
+        assert_eq!(report.tables[0].sync, "asp", "the switch is made");
+        bench.deliver(second, worker, ALL);
+        let steps: Vec<f32> =
+            (ELEMENTS / 2..ELEMENTS).map(|i| i as f32 - bench.worker(0).values(W)[i]).collect();
+        assert!(
+            steps.iter().all(|step| *step == steps[0]),
+            "{delivered} frames before the switch: {steps:?}"
+        );
+    }
 }
 
 /// With b = 1 there is no partial pulling: an answer is taken also where the application did not wait for it. Answers that
