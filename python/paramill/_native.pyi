@@ -78,6 +78,9 @@ class Pull:
     def slowest(self) -> int:
         """Progress of the worker that is furthest behind, -1 before its first push."""
     @property
+    def imbalance(self) -> float:
+        """Share of its time that the fastest worker would wait for the slowest in lockstep; 0 when not known."""
+    @property
     def workers(self) -> list[WorkerProgress]:
         """All workers that take part."""
 
@@ -115,6 +118,7 @@ class Job:
     def workers(self) -> Optional[int]: ...
     @property
     def iteration(self) -> int: ...
+    def set_samples(self, samples: int) -> None: ...
     @property
     def closed(self) -> bool: ...
     def report(self) -> str: ...

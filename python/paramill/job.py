@@ -152,8 +152,15 @@ class Job:
 
     @property
     def iteration(self) -> int:
-        """Iterations completed."""
+        """The iteration that the next gradients are of: completed ones, and those left out, as `quorum` does with closed rounds."""
         return self._native.iteration
+
+    def set_samples(self, samples: int) -> None:
+        """Gradients pushed from now on are the mean of so many samples: their weight in the mean over workers, 1 unless set.
+
+        Tables with `reduce="sum"`, and aggregators, refuse other weights than 1.
+        """
+        self._native.set_samples(samples)
 
     @property
     def tables(self) -> Mapping[str, Table]:

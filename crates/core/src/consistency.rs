@@ -27,6 +27,7 @@ mod psp;
 mod pssp;
 mod question;
 mod questions;
+mod quorum;
 mod remote;
 mod ssp;
 mod state;
@@ -42,7 +43,7 @@ pub use stats::SyncStats;
 
 use crate::prng::Prng;
 use crate::registry::Axis;
-use crate::types::{Clock, WorkerId};
+use crate::types::{Clock, Time, WorkerId};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,6 +104,12 @@ pub trait Consistency: Send + Debug {
         1.0
     }
 
+    /// The weight, in the mean of the round that it goes to, of a gradient whose own round closed so many rounds before. MUST be
+    /// above 0, and exactly 1 for a gradient that is not late.
+    fn late_weight(&self, _rounds_late: Clock) -> f32 {
+        1.0
+    }
+
     /// Whether nothing but the pushes of all live workers closes a round, so that a part of the parameters may be
     /// stepped as soon as it has them. Where it is true, `closes` MUST always be [`Close::No`], `lr_factor` always 1,
     /// and `admit` MUST give a clock that is not late the round of that clock.
@@ -128,6 +135,13 @@ pub trait Consistency: Send + Debug {
     /// not taken stays as it was.
     fn after_server_push(&self, _push: &ServerPush) -> bool {
         true
+    }
+
+    /// A worker's question: whether it leaves out iterations whose rounds have closed without it, so that its next gradient is of
+    /// the version that it is computed with. Where a table's model does not, no iteration is left out. Where it is true, `apply`
+    /// MUST be [`Apply::OnRound`], and some rounds MUST close without all workers.
+    fn catches_up(&self) -> bool {
+        false
     }
 
     /// A worker's question, where versions are broadcast: the one that it needs before it computes this iteration. `None` when
@@ -187,6 +201,8 @@ pub enum Close {
     Now,
     /// At the latest this long after this answer was first given for this round.
     After(Duration),
+    /// At this time, or at once if it has passed.
+    At(Time),
 }
 
 /// When gradients become steps of the optimizer.
@@ -299,6 +315,7 @@ pub fn axis() -> Axis<dyn Consistency> {
             drop::ENTRY,
             pssp::ENTRY,
             psp::ENTRY,
+            quorum::ENTRY,
             when::ENTRY,
             remote::ENTRY,
         ],
@@ -330,7 +347,7 @@ mod tests {
         let closes = |&count: &usize| {
             let progress: Vec<i64> = (0..4).map(|rank| if rank < count { 10 } else { 9 }).collect();
             let mut state = SyncState::at(10, &progress);
-            (0..count).for_each(|_| state.contributed(10));
+            (0..count).for_each(|_| state.contributed(10, 1.0));
             count == 4 || model.closes(&state) != Close::No
         };
         (0..=4).filter(closes).collect()
@@ -350,6 +367,9 @@ mod tests {
             ("pssp:s=3,alpha=0.8", vec![-1, 0, 1, 2], vec![4]),
             ("pssp:s=3,alpha=significance", vec![-1, 0, 1, 2], vec![4]),
             ("psp:c=2", vec![-1], vec![2, 3, 4]),
+            ("quorum:q=0.5,grace=0", vec![-1], vec![2, 3, 4]),
+            ("quorum:q=0.5", vec![-1], vec![4]),
+            ("when:pull=gap < 0,push=count >= 3,step=round", vec![-1], vec![3, 4]),
             ("when:pull=gap < 2,push=count >= n / 2", vec![-1, 0, 1], vec![2, 3, 4]),
             ("remote:near,fallback=(when:pull=gap < 2,push=count >= n / 2)", vec![-1, 0, 1], vec![2, 3, 4]),
         ] {
@@ -414,7 +434,12 @@ mod tests {
             ("drop:n=3,late=apply", Admit::Round(5), Admit::Round(5), Admit::Round(7)),
             ("pssp:s=3,c=0.5", Admit::Now, Admit::Now, Admit::Now),
             ("psp:c=2", Admit::Late, Admit::Round(5), Admit::Round(5)),
+            ("quorum", Admit::Late, Admit::Round(5), Admit::Round(7)),
+            ("quorum:late=weigh", Admit::Round(5), Admit::Round(5), Admit::Round(7)),
+            ("quorum:late=carry", Admit::Round(5), Admit::Round(5), Admit::Round(7)),
             ("when:pull=true", Admit::Now, Admit::Now, Admit::Now),
+            ("when:pull=true,step=round", Admit::Late, Admit::Round(5), Admit::Round(7)),
+            ("when:pull=true,step=round,late=apply", Admit::Round(5), Admit::Round(5), Admit::Round(7)),
             ("remote:near", Admit::Now, Admit::Now, Admit::Now),
         ] {
             let model = model(text);

@@ -24,6 +24,8 @@ pub const MAX_CHUNKS: u64 = 1 << 24;
 pub const MAX_CONTROL_BYTES: usize = 16 << 20;
 /// Workers in one job.
 pub const MAX_WORKERS: u32 = 16_384;
+/// Samples that a gradient can be the mean of: the most that weights of 32 bits count one by one.
+pub const MAX_SAMPLES: u32 = 1 << 24;
 /// Servers in one job.
 pub const MAX_SERVERS: u32 = 1024;
 /// Data cores of one server.

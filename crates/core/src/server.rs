@@ -465,7 +465,10 @@ impl Shard {
             return self.delivery.wait_for_values(pull);
         }
         match table.pull(now, pull.worker(), pull.clock(), self.delivery.next_token()) {
-            PullOutcome::Answer { .. } => self.delivery.answer(&pull, table),
+            PullOutcome::Answer { .. } => {
+                self.delivery.answer(&pull, table);
+                self.tables.note_answer(pull.table());
+            }
             PullOutcome::Wait => {
                 let number = pull.table();
                 let asks = table.sync().model.remote().is_some();

@@ -50,6 +50,7 @@ use crate::consistency::Question;
 use crate::hands::Alone;
 use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
+use crate::limits;
 use crate::policy::JobPolicies;
 use crate::registry::Registry;
 use crate::role::{Lost, Output, Role};
@@ -372,7 +373,21 @@ impl Worker {
         self.traffic.redeem_slabs(self.session.number(), ticket)
     }
 
-    /// Ends the iteration.
+    /// Gradients that are pushed from now on are the mean of so many samples, which is their weight in a mean over workers; 1 unless
+    /// this was said.
+    pub fn set_samples(&mut self, samples: u32) -> Result<(), WorkerError> {
+        if !(1..=limits::MAX_SAMPLES).contains(&samples) {
+            let most = limits::MAX_SAMPLES;
+            return Err(WorkerError::Order(format!(
+                "a gradient is the mean of 1 to {most} samples, and not of {samples}"
+            )));
+        }
+        self.traffic.set_samples(samples);
+        Ok(())
+    }
+
+    /// Ends the iteration. Where the consistency model lets rounds close without a worker, the next one may be a later one than that after
+    /// it: it is known once the parameters are here, and [`Worker::current_clock`] says it.
     pub fn clock(&mut self) {
         self.traffic.clock(&mut self.session);
     }

@@ -71,6 +71,30 @@ fn a_full_round_of_one_gradient_each_is_not_scaled() {
 }
 
 #[test]
+fn what_is_not_late_weighs_one_and_what_is_late_weighs_something() {
+    for entry in axis().entries() {
+        let model = parse(entry.example).unwrap().model;
+        assert_eq!(model.late_weight(0), 1.0, "{}", entry.name);
+        assert!(
+            (1..100).all(|late| (f32::MIN_POSITIVE..=1.0).contains(&model.late_weight(late))),
+            "{}",
+            entry.name
+        );
+    }
+}
+
+#[test]
+fn iterations_are_left_out_only_where_rounds_make_steps_and_close_without_some() {
+    for entry in axis().entries() {
+        let model = parse(entry.example).unwrap().model;
+        if model.catches_up() {
+            assert_eq!(model.apply(), Apply::OnRound, "{}", entry.name);
+            assert!(!model.waits_for_all(), "{}", entry.name);
+        }
+    }
+}
+
+#[test]
 fn admission_follows_from_how_gradients_are_applied() {
     for entry in axis().entries() {
         let model = parse(entry.example).unwrap().model;
@@ -105,7 +129,7 @@ fn everybody_makes_progress() {
                     }
                     let worker = WorkerId(rank as u32);
                     let admit = controller.admit(worker, clocks[rank]);
-                    controller.push(now, worker, clocks[rank], admit, Some(0.5));
+                    controller.push(now, worker, clocks[rank], admit, Some(0.5), 1);
                     clocks[rank] += 1;
                     while controller.advance(now).is_some() {}
                     blocked[rank] = controller.pull(now, worker, clocks[rank], 0) == PullOutcome::Wait;

@@ -25,6 +25,11 @@ const POLICIES: &[&str] = &[
     "psp:c=2,tau1=0.01",
     "psp:c=3",
     "psp:c=1,tau1=1ms,exec=soft",
+    "quorum:q=0.5",
+    "quorum:q=0.3,grace=3ms,late=weigh",
+    "quorum:q=0.5,late=carry,exec=soft",
+    "when:pull=gap < 1,push=count >= 2,step=round",
+    "when:pull=false,push=count >= n / 2,step=round,late=apply,exec=soft",
     "when:pull=gap < 2 || rand() > 0.3,push=count >= n - 1",
     "when:pull=false,push=false,exec=soft",
     "when:pull=false,push=true",
@@ -209,7 +214,7 @@ impl World {
             }
             Admit::Now | Admit::TooFarAhead => {}
         }
-        self.controller.push(self.now, worker, clock, admit, significance);
+        self.controller.push(self.now, worker, clock, admit, significance, 1);
         if matches!(admit, Admit::Now | Admit::Round(_) | Admit::Late) {
             let progress = self.progress.get_mut(&worker).expect("admitted workers are live");
             *progress = (*progress).max(clock as i64);
@@ -243,7 +248,7 @@ impl World {
 
     fn settle(&mut self) {
         let mut version = self.controller.state().v_train();
-        while let Some(Advance { version: next, closed, contributions, lr_factor }) =
+        while let Some(Advance { version: next, closed, contributions, lr_factor, .. }) =
             self.controller.advance(self.now)
         {
             assert!(closed == version && next > version && lr_factor >= 0.0);
@@ -365,7 +370,37 @@ proptest! {
         let (bsp, psp) = (history("bsp", &turns), history(&format!("psp:c=4,b=1,tau1={tau1}"), &turns));
         prop_assert_eq!(bsp, psp);
     }
+
+    /// A quorum of everybody is synchronous SGD.
+    #[test]
+    fn a_quorum_of_all_is_bsp(turns in proptest::collection::vec((0..4u32, 0..40u8), 1..200)) {
+        prop_assert_eq!(history("bsp", &turns), history("quorum:q=1", &turns));
+    }
+
+    /// Every row of FluentPS's Table III is an expression: the same gradients go to the same rounds, which close at the same time,
+    /// and the same pulls wait, by the same chance.
+    #[test]
+    fn every_row_of_table_iii_is_an_expression(
+        turns in proptest::collection::vec((0..4u32, 0..40u8), 1..200),
+        row in 0..TABLE_III.len(),
+    ) {
+        let (model, expression) = TABLE_III[row];
+        prop_assert_eq!(history(model, &turns), history(expression, &turns), "{} and {}", model, expression);
+    }
 }
+
+/// FluentPS, Table III: models, and the same as expressions.
+const TABLE_III: &[(&str, &str)] = &[
+    ("bsp", "when:pull=progress < v_train,step=round"),
+    ("asp", "when:pull=true"),
+    ("ssp:s=2", "when:pull=progress < v_train + 2"),
+    ("dsps:min=1,max=8", "when:pull=gap < 1 + floor(7 * imbalance + 0.5)"),
+    ("drop:n=3", "when:pull=progress < v_train,push=count >= 3,step=round"),
+    ("drop:n=2,late=apply", "when:pull=progress < v_train,push=count >= 2,step=round,late=apply"),
+    ("pssp:s=1,c=0.5", "when:pull=gap < 1 || rand() >= 0.5"),
+    ("pssp:s=1,alpha=0.8", "when:pull=gap < 1 || rand() >= 0.8 / (1 + exp(1 - gap))"),
+    ("pssp:s=1,alpha=significance", "when:pull=gap < 1 || rand() >= significance / (1 + exp(1 - gap))"),
+];
 
 /// What workers that push, then pull and wait for the answer see: advances and answers in order. Who moves next is
 /// given; now and then a worker leaves.
@@ -383,7 +418,7 @@ fn history(policy: &str, turns: &[(u32, u8)]) -> Vec<String> {
         } else {
             let admit = controller.admit(worker, clocks[at]);
             log.push(format!("{worker} pushes {}: {admit:?}", clocks[at]));
-            controller.push(now, worker, clocks[at], admit, None);
+            controller.push(now, worker, clocks[at], admit, Some(f64::from(fate) / 40.0), 1);
             clocks[at] += 1;
         }
         while let Some(advance) = controller.advance(now) {

@@ -77,6 +77,11 @@ impl Pull {
     }
 
     #[getter]
+    fn imbalance(&self) -> f64 {
+        self.question.imbalance()
+    }
+
+    #[getter]
     fn workers(&self) -> Vec<WorkerProgress> {
         let worker = |known: &paramill_node::client::WorkerProgress| WorkerProgress {
             rank: known.worker.0,

@@ -113,6 +113,10 @@ impl Job {
         Ok(self.job()?.iteration())
     }
 
+    fn set_samples(&self, samples: u32) -> PyResult<()> {
+        self.job()?.set_samples(samples).map_err(client)
+    }
+
     #[getter]
     fn closed(&self) -> bool {
         self.membership.lock().is_none()

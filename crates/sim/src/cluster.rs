@@ -471,7 +471,9 @@ mod tests {
 
     #[test]
     fn workers_that_are_started_late_or_anew_take_part_under_every_model() {
-        for sync in ["bsp", "asp", "ssp:s=2", "drop:n=2", "psp:c=2,b=0.5", "bsp:overlap=false"] {
+        let models =
+            ["bsp", "asp", "ssp:s=2", "drop:n=2", "psp:c=2,b=0.5", "quorum:q=0.5", "bsp:overlap=false"];
+        for sync in models {
             for aggregators in [0, 2] {
                 let faults = vec!["worker=1:crash@100ms,restart=20ms".into()];
                 let base = Scenario { iterations: 40, aggregators, faults, ..Scenario::new(3, 2, 100) };
@@ -496,9 +498,19 @@ mod tests {
 
     #[test]
     fn every_model_trains_a_dense_and_a_sparse_table() {
-        for sync in
-            ["bsp", "asp", "ssp:s=2", "dsps:min=1,max=4", "drop:n=2", "pssp:s=1,c=0.5", "psp:c=2,b=0.5"]
-        {
+        for sync in [
+            "bsp",
+            "asp",
+            "ssp:s=2",
+            "dsps:min=1,max=4",
+            "drop:n=2",
+            "pssp:s=1,c=0.5",
+            "psp:c=2,b=0.5",
+            "quorum:q=0.5",
+            "quorum:q=0.5,late=weigh",
+            "quorum:q=0.5,overlap=false",
+            "when:pull=gap < 0,push=count >= 2,step=round",
+        ] {
             let text = format!(
                 "sync = '{sync}'\nworkers = 3\nservers = 2\ncores = 2\niterations = 30\nchunk = '32B'\n\
                  [[tables]]\nname = 'w'\nshape = [100]\n[[tables]]\nname = 'rows'\nshape = [40, 3]\nrows = true\n"

@@ -107,6 +107,7 @@ enum State {
     /// Waits for the rows of this iteration.
     Pulling {
         since: Time,
+        clock: Clock,
         tickets: Vec<(usize, Ticket)>,
     },
     Computing {
@@ -284,7 +285,7 @@ impl Player {
                 self.first_clock = self.worker.current_clock();
                 Some(outcome.and_then(|()| self.take_slabs()).and_then(|()| self.begin(now)))
             }
-            State::Pulling { since, tickets } => {
+            State::Pulling { since, clock, tickets } => {
                 while let Some(&(table, ticket)) = tickets.last() {
                     if let Err(error) = self.worker.conclude(now, ticket)? {
                         return Some(Err(error));
@@ -293,6 +294,10 @@ impl Player {
                     tickets.pop();
                 }
                 self.times.waited += now.since(*since);
+                // The rows were of a round that has closed: it goes on with the one that is open.
+                if *clock != self.worker.current_clock() {
+                    return Some(self.begin(now));
+                }
                 let time = self.program.compute.step(self.worker.current_clock());
                 self.times.computed += time;
                 self.remember_read();
@@ -353,7 +358,7 @@ impl Player {
                 .push((index, self.worker.pull(now, table, PullOptions { rows: Some(&rows), now: false })?));
             self.rows[index].0 = rows;
         }
-        Ok(State::Pulling { since: now, tickets })
+        Ok(State::Pulling { since: now, clock, tickets })
     }
 
     /// Takes the memory of dense tables, where it is exchanged.

@@ -107,12 +107,10 @@ pub(crate) fn run(
     let stride = (total / CURVE_POINTS).max(1);
     let began = Instant::now();
     let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
-    // A worker that joined goes on from where the job is.
-    let first = job.iteration();
-    let work = |clock: u64| {
+    let work = |steps: u64| {
         let report = job.report();
         Work {
-            steps: clock.saturating_sub(first),
+            steps,
             seconds: began.elapsed().as_secs_f64(),
             bytes_pushed: report.bytes_pushed,
             bytes_pulled: report.bytes_pulled,
@@ -120,10 +118,19 @@ pub(crate) fn run(
             reads: report.reads,
         }
     };
-    for step in first..total {
+    let mut steps = 0;
+    loop {
+        // A worker that joined goes on from where the job is, and one that rounds closed without leaves steps out.
+        let step = job.iteration();
+        if step >= total {
+            break;
+        }
         let touched = workload.prepare(step);
         for (table, touched) in tables.iter_mut().zip(&touched) {
             table.fetch(touched)?;
+        }
+        if job.iteration() >= total {
+            break;
         }
         let loss = compute(&mut tables, workload.as_mut(), faults, rank, step);
         recent.add(loss);
@@ -134,9 +141,10 @@ pub(crate) fn run(
             table.send(touched, workload.product(number))?;
         }
         job.clock();
+        steps += 1;
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
             let clock = step + 1;
-            tell(Step { rank: rank.0, clock, total, loss: recent.take(), work: work(clock) });
+            tell(Step { rank: rank.0, clock, total, loss: recent.take(), work: work(steps) });
             told = Instant::now();
         }
     }
@@ -151,7 +159,7 @@ pub(crate) fn run(
         _ => None,
     };
     let loss = final_losses.is_some().then(|| final_losses.take());
-    let all = work(total);
+    let all = work(steps);
     let work = Work { seconds, ..all };
     Ok(WorkerResult { rank: rank.0, work, elapsed: all.seconds, loss, digest, end })
 }

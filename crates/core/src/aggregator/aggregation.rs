@@ -667,6 +667,14 @@ impl Sink for AggregateSink<'_, '_> {
             return Ok(Admission::Duplicate);
         }
         table.check_epoch(frame.push.subject.epoch)?;
+        if frame.push.samples != 1 {
+            let samples = frame.push.samples;
+            let what = format!(
+                "{worker} pushed a gradient of {samples} samples, and an aggregator's sums weigh all gradients alike; push without \
+                 samples, or connect the workers to the servers"
+            );
+            return Err(table.fault(Cause::Policy, what));
+        }
         let unnoted = table.unnoted(worker);
         if so_far.is_none() && unnoted >= limits::MAX_HELD_PUSHES {
             let what = format!("{unnoted} pushes of {worker} are held here; wait for them before pushing on");

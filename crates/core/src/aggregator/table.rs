@@ -468,6 +468,7 @@ mod tests {
         frame::Push {
             subject: Subject { epoch: 1, table: TableId(0), request: 1 },
             clock,
+            samples: 1,
             piece: Piece { chunk: 0, sequence: 0, is_last: true },
             form: Form::PLAIN,
             has_absent: false,

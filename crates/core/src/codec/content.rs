@@ -56,6 +56,14 @@ impl Content<'_> {
         }
     }
 
+    /// `sum += factor * content`.
+    pub fn add_scaled_to(self, sum: &mut [f32], factor: f32) {
+        match self {
+            Content::Whole(Values::F32(values)) => kernels::add_scaled(sum, values, factor),
+            _ => kernels::add_scaled(sum, &self.to_vec(), factor),
+        }
+    }
+
     /// `values = content`.
     #[inline]
     pub fn copy_to(self, target: &mut [f32]) {

@@ -28,7 +28,7 @@ pub struct Controller {
     policy: SyncPolicy,
     state: SyncState,
     rng: Prng,
-    /// Since when the model says [`Close::After`] of the open round.
+    /// Since when the model says [`Close::After`] or [`Close::At`] of the open round.
     closing_since: Option<Time>,
     /// How far the fastest worker may have been when the model was set, by the former model's leave.
     ahead_when_set: Clock,
@@ -50,6 +50,8 @@ pub struct Advance {
     pub closed: Clock,
     /// Gradients aggregated into it (admitted as [`Admit::Round`]). When 0 there is nothing to step.
     pub contributions: u32,
+    /// The sum of their weights, over which a mean is taken.
+    pub weight: f32,
     /// Factor of the learning rate of its step.
     pub lr_factor: f32,
 }
@@ -271,7 +273,7 @@ impl Controller {
 
     /// Counts a gradient whose bytes are where [`Controller::admit`] said, or were dropped. A caller that takes a gradient in
     /// pieces asks `admit` again with the last one: its round may have closed meanwhile. A gradient that is counted for a
-    /// closed round all the same counts in the open one.
+    /// closed round all the same counts in the open one. It is the mean of so many samples.
     pub fn push(
         &mut self,
         now: Time,
@@ -279,6 +281,7 @@ impl Controller {
         clock: Clock,
         admit: Admit,
         significance: Option<f64>,
+        samples: u32,
     ) {
         let admit = match self.state.worker(worker) {
             None => Admit::UnknownWorker,
@@ -303,9 +306,21 @@ impl Controller {
             Admit::Round(round) => {
                 self.stats.pushes += 1;
                 self.state.pushed(now, worker, clock, significance);
-                self.state.contributed(round.max(self.state.v_train()));
+                let round = round.max(self.state.v_train());
+                self.state.contributed(round, self.weight(clock, round, samples));
             }
         }
+    }
+
+    /// The weight of a gradient of so many samples in the mean of the round that it goes to.
+    pub fn weight(&self, clock: Clock, round: Clock, samples: u32) -> f32 {
+        samples as f32 * self.policy.model.late_weight(round.saturating_sub(clock))
+    }
+
+    /// Notes how many samples a worker's gradients are the mean of, and returns the share of one of them, where it is a step of its own.
+    pub fn share(&mut self, worker: WorkerId, samples: u32) -> f32 {
+        self.state.note_samples(worker, samples);
+        self.state.share(samples)
     }
 
     /// Closes the open round if its time has come, and sees to pulls that worker 0 judges. The caller steps the optimizer, takes
@@ -319,16 +334,17 @@ impl Controller {
         }
         self.questions.note_change();
         let closed = self.state.v_train();
-        let contributions = self.state.contributions();
+        let (contributions, weight) = (self.state.contributions(), self.state.weight());
         // Workers that pushed this round and left since are contributors too.
         let left = self.departed.values().filter(|departed| departed.pushed >= Some(closed)).count() as u32;
         let lr_factor = self.policy.model.lr_factor(contributions, self.state.n() + left);
-        self.state.close_round();
+        self.state.close_round(now);
         self.closing_since = None;
         self.stats.advances += 1;
+        self.state.measure();
         self.policy.model.observe(&self.state);
         self.release(now);
-        Some(Advance { version: self.state.v_train(), closed, contributions, lr_factor })
+        Some(Advance { version: self.state.v_train(), closed, contributions, weight, lr_factor })
     }
 
     /// A worker that completed `clock` iterations asks for parameters; `token` names the pull when it is released.
@@ -391,6 +407,7 @@ impl Controller {
         let heard = self.state.fastest().map_or(0, |(_, progress)| progress.max(0) as Clock);
         self.ahead_when_set = heard + unheard;
         self.policy = policy;
+        self.state.measure();
         self.policy.model.observe(&self.state);
         self.closing_since = None;
         self.judge_again(now, |_| true);
@@ -482,6 +499,7 @@ impl Controller {
     pub fn next_timeout(&self) -> Option<Time> {
         let closing = self.closing_since.and_then(|since| match self.closes() {
             Close::After(tau) => Some(since + tau),
+            Close::At(time) => Some(time),
             Close::Now | Close::No => None,
         });
         // Other models ask nobody.
@@ -581,6 +599,10 @@ impl Controller {
                 false
             }
             Close::After(tau) => now >= *self.closing_since.get_or_insert(now) + tau,
+            Close::At(time) => {
+                self.closing_since.get_or_insert(now);
+                now >= time
+            }
         }
     }
 
@@ -735,7 +757,7 @@ mod tests {
 
     fn push(controller: &mut Controller, rank: u32, clock: Clock) {
         let admit = controller.admit(WorkerId(rank), clock);
-        controller.push(Time::ZERO, WorkerId(rank), clock, admit, None);
+        controller.push(Time::ZERO, WorkerId(rank), clock, admit, None, 1);
     }
 
     #[test]
@@ -744,7 +766,7 @@ mod tests {
         let admits = [controller.admit(WorkerId(0), 0), controller.admit(WorkerId(0), 0)];
         assert_eq!(admits, [Admit::Round(0); 2]);
         for admit in admits {
-            controller.push(Time::ZERO, WorkerId(0), 0, admit, None);
+            controller.push(Time::ZERO, WorkerId(0), 0, admit, None, 1);
         }
         assert_eq!(controller.state().contributions(), 1);
         assert_eq!((controller.stats().pushes, controller.stats().duplicates), (1, 1));
@@ -757,7 +779,7 @@ mod tests {
         push(&mut controller, 1, 0);
         assert!(controller.advance(Time::ZERO).is_some());
         assert_eq!(controller.admit(WorkerId(0), 0), Admit::Late);
-        controller.push(Time::ZERO, WorkerId(0), 0, admit, None);
+        controller.push(Time::ZERO, WorkerId(0), 0, admit, None, 1);
         assert_eq!((controller.state().v_train(), controller.state().contributions()), (1, 1));
     }
 

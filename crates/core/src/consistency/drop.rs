@@ -35,12 +35,23 @@ struct Config {
     late: Late,
 }
 
+/// What becomes of a gradient whose round is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Late {
+pub(super) enum Late {
     #[default]
     Drop,
     Apply,
+}
+
+impl Late {
+    /// Where a gradient stamped `clock` goes, where a round makes one step.
+    pub(super) fn admit(self, clock: Clock, v_train: Clock) -> Admit {
+        match self {
+            Late::Drop if clock < v_train => Admit::Late,
+            Late::Drop | Late::Apply => Admit::Round(clock.max(v_train)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -70,10 +81,7 @@ impl Consistency for DropStragglers {
     }
 
     fn admit(&self, clock: Clock, v_train: Clock) -> Admit {
-        match self.late {
-            Late::Drop if clock < v_train => Admit::Late,
-            Late::Drop | Late::Apply => Admit::Round(clock.max(v_train)),
-        }
+        self.late.admit(clock, v_train)
     }
 
     fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {

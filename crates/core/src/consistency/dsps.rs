@@ -77,17 +77,10 @@ impl Consistency for Dsps {
         self.cache.client_sync(self.min)
     }
 
-    /// In lockstep the fastest worker would idle for the share `1 - fastest/slowest` of its time. That share is what
-    /// slack can win back, so `s` goes from `min` to `max` with it: equal workers read fresh parameters, unequal ones
-    /// wait less.
+    /// The share of its time that the fastest worker would wait in lockstep is what slack can win back, so `s` goes from `min` to
+    /// `max` with it: equal workers read fresh parameters, unequal ones wait less.
     fn observe(&mut self, state: &SyncState) {
-        let (mut fastest, mut slowest) = (f64::INFINITY, 0.0f64);
-        for interval_s in state.workers().filter_map(|(_, worker)| worker.interval_s()) {
-            fastest = fastest.min(interval_s);
-            slowest = slowest.max(interval_s);
-        }
-        let idle = if slowest > 0.0 { 1.0 - fastest / slowest } else { 0.0 };
-        let s = self.min + ((self.max - self.min) as f64 * idle).round() as u64;
+        let s = self.min + ((self.max - self.min) as f64 * state.imbalance()).round() as u64;
         if s != self.s {
             self.s = s;
             self.condition = ssp::condition(s);
@@ -109,6 +102,7 @@ mod tests {
             state.answered(Time::ZERO, WorkerId(rank as u32), -1);
             state.pushed(Time::from_secs_f64(interval_s), WorkerId(rank as u32), 0, None);
         }
+        state.measure();
         model.observe(&state);
         model.staleness_bound(&state).unwrap()
     }

@@ -21,6 +21,10 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("count", "live workers that have pushed the open round, which is round v_train"),
     ("fastest", "progress of the worker that is furthest ahead, -1 when none has pushed"),
     ("slowest", "progress of the worker that is furthest behind, -1 before its first push"),
+    (
+        "imbalance",
+        "share of its time that the fastest worker would wait in lockstep, when the version last advanced; 0 when not known",
+    ),
 ];
 
 /// Variables of a pull condition only.
@@ -119,6 +123,7 @@ enum Variable {
     Count,
     Fastest,
     Slowest,
+    Imbalance,
     Progress,
     Gap,
     Staleness,
@@ -232,6 +237,7 @@ impl Variable {
             Variable::Count => f64::from(state.count()),
             Variable::Fastest => state.fastest().map_or(-1.0, |(_, progress)| progress as f64),
             Variable::Slowest => state.slowest().map_or(-1.0, |(_, progress)| progress as f64),
+            Variable::Imbalance => state.imbalance(),
             Variable::Progress => of_pull(|_, pull| pull.progress as f64),
             Variable::Gap => of_pull(|state, pull| state.gap(pull.progress) as f64),
             Variable::Staleness => of_pull(|state, pull| state.staleness(pull.progress) as f64),
@@ -316,7 +322,12 @@ mod tests {
             ("n > 1 | n > 2", Scope::Pull, 7, "or is `||`"),
             ("größe < 3", Scope::Pull, 3, "`ö` has no meaning here"),
             ("1.2.3 < 4", Scope::Pull, 1, "`1.2.3` is not a number"),
-            ("foo < 3", Scope::Pull, 1, "unknown name `foo`; known: v_train, n, count, fastest, slowest;"),
+            (
+                "foo < 3",
+                Scope::Pull,
+                1,
+                "unknown name `foo`; known: v_train, n, count, fastest, slowest, imbalance;",
+            ),
             ("n < foo(3)", Scope::Pull, 5, "unknown function `foo`; known: rand(), min(a, b, ...)"),
             ("n < rand", Scope::Pull, 5, "`rand` is a function: write `rand()`"),
             ("n < min(3)", Scope::Pull, 5, "`min` takes at least 2 arguments, not 1"),

@@ -135,7 +135,7 @@ mod tests {
             ("", "a component name is expected"),
             (
                 "tap:s=3",
-                "unknown consistency model `tap`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when, remote",
+                "unknown consistency model `tap`; known: bsp, asp, ssp, dsps, drop, pssp, psp, quorum, when, remote",
             ),
             ("bsp:exec=eager", "bsp: `exec=eager`: expected lazy or soft"),
             ("bsp:overlap=no", "bsp: `overlap=no`: expected true or false"),

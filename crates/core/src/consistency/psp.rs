@@ -71,7 +71,7 @@ fn build(spec: &Spec) -> Result<Box<dyn Consistency>, SpecError> {
 }
 
 /// Reads `0.9` or `90%`.
-fn fraction(spec: &Spec, name: &str, text: &str) -> Result<f64, SpecError> {
+pub(super) fn fraction(spec: &Spec, name: &str, text: &str) -> Result<f64, SpecError> {
     let value: Option<f64> = match text.strip_suffix('%') {
         Some(percent) => percent.trim().parse().ok().map(|percent: f64| percent / 100.0),
         None => text.parse().ok(),

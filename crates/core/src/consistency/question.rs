@@ -1,5 +1,6 @@
 //! A pull that a condition outside of the server judges, with all that the condition may look at.
 
+use super::state::imbalance;
 use super::{PullView, SyncState};
 use crate::limits;
 use crate::types::{Clock, WorkerId};
@@ -82,6 +83,12 @@ impl Question {
         self.workers.iter().map(|worker| worker.progress).max().unwrap_or(-1)
     }
 
+    /// The share of its time that the fastest worker would wait for the slowest in lockstep, by their seconds per iteration; 0 when
+    /// they are not known.
+    pub fn imbalance(&self) -> f64 {
+        imbalance(self.workers.iter().filter_map(|worker| worker.interval_s))
+    }
+
     /// How far the puller is ahead of the version.
     pub fn gap(&self) -> i64 {
         self.progress.saturating_sub(i64::try_from(self.v_train).unwrap_or(i64::MAX))
@@ -109,6 +116,7 @@ mod tests {
             "count" => f64::from(question.count),
             "fastest" => question.fastest() as f64,
             "slowest" => question.slowest() as f64,
+            "imbalance" => question.imbalance(),
             "progress" => question.progress as f64,
             "gap" => question.gap() as f64,
             "staleness" => question.staleness() as f64,
@@ -116,7 +124,7 @@ mod tests {
             other => panic!("a question does not show `{other}`"),
         };
         let values: Vec<f64> = VARIABLES.iter().chain(PULL_VARIABLES).map(|(name, _)| value(name)).collect();
-        assert_eq!(values, [5.0, 3.0, 2.0, 7.0, 4.0, 7.0, 2.0, 3.0, 0.25]);
+        assert_eq!(values, [5.0, 3.0, 2.0, 7.0, 4.0, 0.0, 7.0, 2.0, 3.0, 0.25]);
         let progress: Vec<(u32, i64)> =
             question.workers.iter().map(|known| (known.worker.0, known.progress)).collect();
         assert_eq!(progress, [(0, 4), (1, 7), (2, 5)]);

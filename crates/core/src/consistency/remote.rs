@@ -95,7 +95,7 @@ fn build_fallback(spec: &Spec, text: &str) -> Result<Box<dyn Consistency>, SpecE
     let inner = text.strip_prefix('(').and_then(|text| text.strip_suffix(')')).unwrap_or(text);
     let fallback = axis().build(&Spec::parse(inner)?)?;
     spec.require(fallback.apply() == Apply::OnArrival && fallback.remote().is_none(), || {
-        format!("fallback = {text}: expected asp, ssp, dsps, pssp or when")
+        format!("fallback = {text}: expected asp, ssp, dsps, pssp or when, with steps on arrival")
     })?;
     Ok(fallback)
 }
@@ -159,8 +159,14 @@ mod tests {
             ("remote:name=a b", "expected at most"),
             ("remote:near,deadline=0", "expected more than 0"),
             ("remote:near,deadline=soon", "expected 0 to 3600 seconds"),
-            ("remote:near,fallback=bsp", "fallback = bsp: expected asp, ssp, dsps, pssp or when"),
-            ("remote:near,fallback=remote:far", "expected asp, ssp, dsps, pssp or when"),
+            (
+                "remote:near,fallback=bsp",
+                "fallback = bsp: expected asp, ssp, dsps, pssp or when, with steps on arrival",
+            ),
+            (
+                "remote:near,fallback=remote:far",
+                "expected asp, ssp, dsps, pssp or when, with steps on arrival",
+            ),
             ("remote:near,fallback=ssp", "missing field `s`"),
             ("remote:near,fallback=sps", "unknown consistency model `sps`"),
         ] {

@@ -12,6 +12,8 @@ const INTERVAL_WEIGHT: f64 = 0.25;
 #[derive(Debug, Clone, Default)]
 pub struct SyncState {
     v_train: Clock,
+    /// When the version last advanced.
+    opened: Option<Time>,
     /// By rank, which is dense; `None` for those that are not there, or no longer.
     workers: Vec<Option<WorkerState>>,
     /// The progress of each, side by side for a quick look over all; [`ABSENT`] for those that are not there.
@@ -22,8 +24,21 @@ pub struct SyncState {
     count: u32,
     /// Workers whose first round is later than the open one, with that round: they count from then on. Few, and seldom any.
     joining: Vec<(WorkerId, Clock)>,
+    /// [`SyncState::imbalance`] when the version last advanced.
+    imbalance: f64,
+    /// Workers that have said how many samples their gradients are the mean of, and the sum of these numbers.
+    samples: (u32, u64),
     /// Gradients aggregated into the open and later rounds, ascending; a round without any has no entry.
-    contributions: Vec<(Clock, u32)>,
+    contributions: Vec<Contributions>,
+}
+
+/// Gradients that were aggregated into a round.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Contributions {
+    round: Clock,
+    gradients: u32,
+    /// The sum of their weights.
+    weight: f32,
 }
 
 /// Progress of a rank without a worker: below any that a worker can have.
@@ -38,7 +53,10 @@ pub struct WorkerState {
     last_push: Option<Time>,
     last_answer: Option<Time>,
     interval_s: Option<f64>,
+    /// The last intervals, the newest first.
+    recent_s: [Option<f64>; 3],
     significance: Option<f64>,
+    samples: Option<u32>,
     /// Highest progress of its delayed pulls, so that a pull that is sent again is not another DPR.
     delayed: Option<i64>,
 }
@@ -68,6 +86,16 @@ impl WorkerState {
     /// pull) to the next push. Waiting for others is left out, else a fast worker that waits would look slow.
     pub fn interval_s(&self) -> Option<f64> {
         self.interval_s
+    }
+
+    /// Median of its last three iterations in seconds, each from when it had what it waited for to its push. One step out of the ordinary does not move it, two in a row do.
+    pub fn typical_interval_s(&self) -> Option<f64> {
+        Some(match self.recent_s {
+            [Some(a), Some(b), Some(c)] => f64::max(a.min(b), a.max(b).min(c)),
+            // The first one may have been waiting for the job to start.
+            [Some(a), Some(b), None] => a.min(b),
+            [first, ..] => first?,
+        })
     }
 
     /// `|g| / |w|` of its last push, when measured.
@@ -106,10 +134,12 @@ impl SyncState {
 
     /// Gradients that were aggregated into the open round; those of workers that left since stay in.
     pub fn contributions(&self) -> u32 {
-        match self.contributions.first() {
-            Some(&(round, count)) if round == self.v_train => count,
-            _ => 0,
-        }
+        self.open_contributions().map_or(0, |open| open.gradients)
+    }
+
+    /// The sum of their weights.
+    pub fn weight(&self) -> f32 {
+        self.open_contributions().map_or(0.0, |open| open.weight)
     }
 
     /// The live workers that are done with the open round, slowest first.
@@ -132,6 +162,19 @@ impl SyncState {
         self.live().max_by_key(|&(worker, progress)| (progress, worker))
     }
 
+    /// The share of its time that the fastest worker would wait for the slowest in lockstep, by their seconds per iteration when the
+    /// version last advanced; 0 when they are not known.
+    pub fn imbalance(&self) -> f64 {
+        self.imbalance
+    }
+
+    /// When a live worker began the iteration that it is at, if it waits for one version after the other: when the version advanced that it
+    /// waited for, when its pull was answered, or when it last pushed. Versions that are broadcast are not pulled.
+    pub fn began(&self, worker: &WorkerState) -> Option<Time> {
+        let waited = self.opened.filter(|_| worker.progress + 1 == signed(self.v_train));
+        worker.last_push.max(worker.last_answer).max(waited)
+    }
+
     /// State of a live worker.
     pub fn worker(&self, worker: WorkerId) -> Option<&WorkerState> {
         self.workers.get(worker.0 as usize)?.as_ref()
@@ -152,6 +195,27 @@ impl SyncState {
         u64::try_from(self.gap(progress).saturating_add(1)).unwrap_or(0)
     }
 
+    /// The share of a gradient of so many samples among one from each worker. A worker that has not said how many samples its gradients
+    /// are of counts as having the same.
+    pub fn share(&self, samples: u32) -> f32 {
+        let of = |known: Option<u32>| u64::from(known.unwrap_or(samples));
+        let unknown = u64::from(self.n - self.samples.0) * u64::from(samples);
+        let of_joining =
+            |(worker, _): &(WorkerId, Clock)| of(self.worker(*worker).and_then(|known| known.samples));
+        let joining: u64 = self.joining.iter().map(of_joining).sum();
+        let all = self.samples.1 + unknown - joining;
+        samples as f32 / (all as f32).max(1.0)
+    }
+
+    /// A worker's gradients are the mean of so many samples.
+    pub(super) fn note_samples(&mut self, worker: WorkerId, samples: u32) {
+        let Some(state) = self.worker_mut(worker) else { return };
+        let before = state.samples.replace(samples);
+        let (known, sum) = self.samples;
+        let sum = sum + u64::from(samples) - u64::from(before.unwrap_or(0));
+        self.samples = (known + u32::from(before.is_none()), sum);
+    }
+
     /// Adds a live worker that owes rounds from `first` on, which is not closed. Earlier ones count as done.
     pub(super) fn join(&mut self, worker: WorkerId, first: Clock) {
         let progress = signed(first) - 1;
@@ -162,7 +226,9 @@ impl SyncState {
             last_push: None,
             last_answer: None,
             interval_s: None,
+            recent_s: [None; 3],
             significance: None,
+            samples: None,
             delayed: None,
         };
         let rank = worker.0 as usize;
@@ -191,13 +257,21 @@ impl SyncState {
         let state = self.workers.get_mut(worker.0 as usize)?.take()?;
         self.joining.retain(|(joining, _)| *joining != worker);
         self.n -= 1;
+        if let Some(samples) = state.samples {
+            self.samples = (self.samples.0 - 1, self.samples.1 - u64::from(samples));
+        }
         self.set_progress(worker, ABSENT);
         Some(state)
     }
 
     /// A live worker pushed `clock`.
     pub(super) fn pushed(&mut self, now: Time, worker: WorkerId, clock: Clock, significance: Option<f64>) {
+        let began = self.worker(worker).and_then(|state| self.began(state));
         let Some(state) = self.worker_mut(worker) else { return };
+        if let Some(began) = began {
+            let [last, before, _] = state.recent_s;
+            state.recent_s = [Some(now.since(began).as_secs_f64()), last, before];
+        }
         if let Some(began) = state.last_push.max(state.last_answer) {
             let interval_s = now.since(began).as_secs_f64();
             state.interval_s = Some(match state.interval_s {
@@ -215,12 +289,15 @@ impl SyncState {
         }
     }
 
-    /// A gradient was aggregated into the open round or a later one.
-    pub(super) fn contributed(&mut self, round: Clock) {
-        let at = self.contributions.partition_point(|&(known, _)| known < round);
+    /// A gradient of this weight was aggregated into the open round or a later one.
+    pub(super) fn contributed(&mut self, round: Clock, weight: f32) {
+        let at = self.contributions.partition_point(|known| known.round < round);
         match self.contributions.get_mut(at) {
-            Some((known, count)) if *known == round => *count += 1,
-            _ => self.contributions.insert(at, (round, 1)),
+            Some(known) if known.round == round => {
+                known.gradients += 1;
+                known.weight += weight;
+            }
+            _ => self.contributions.insert(at, Contributions { round, gradients: 1, weight }),
         }
     }
 
@@ -243,11 +320,12 @@ impl SyncState {
 
     /// Closes the open round. Rounds after it that every live worker has passed and nobody contributed to are passed
     /// over in the same move: they could only be closed one by one, with nothing to step.
-    pub(super) fn close_round(&mut self) {
+    pub(super) fn close_round(&mut self, now: Time) {
+        self.opened = Some(now);
         if self.contributions() > 0 {
             self.contributions.remove(0);
         }
-        let filled = self.contributions.first().map(|&(round, _)| round);
+        let filled = self.contributions.first().map(|known| known.round);
         let mut slowest = i64::MAX;
         for &progress in &self.progress {
             slowest = slowest.min(if progress == ABSENT { i64::MAX } else { progress });
@@ -257,6 +335,11 @@ impl SyncState {
         self.count = self.count_from(signed(self.v_train));
         let v_train = self.v_train;
         self.joining.retain(|(_, first)| *first > v_train);
+    }
+
+    /// Takes [`SyncState::imbalance`] of the workers as they are now.
+    pub(super) fn measure(&mut self) {
+        self.imbalance = imbalance(self.workers.iter().flatten().filter_map(WorkerState::interval_s));
     }
 
     /// Compares the counts with the workers that are counted.
@@ -272,13 +355,22 @@ impl SyncState {
                 self.v_train, self.count, self.n
             ));
         }
+        let said = self.workers.iter().flatten().filter_map(|worker| worker.samples);
+        let samples = (said.clone().count() as u32, said.map(u64::from).sum());
+        if samples != self.samples {
+            return Err(format!("workers have {samples:?} samples, and {:?} are counted", self.samples));
+        }
         let rounds = &self.contributions;
-        let are_open = rounds.first().is_none_or(|(round, _)| *round >= self.v_train);
-        if !are_open || rounds.iter().any(|(_, count)| *count == 0) || !rounds.is_sorted_by(|a, b| a.0 < b.0)
-        {
+        let are_open = rounds.first().is_none_or(|known| known.round >= self.v_train);
+        let is_empty = |known: &Contributions| known.gradients == 0 || known.weight <= 0.0;
+        if !are_open || rounds.iter().any(is_empty) || !rounds.is_sorted_by(|a, b| a.round < b.round) {
             return Err(format!("contributions to rounds from {} on are {rounds:?}", self.v_train));
         }
         Ok(())
+    }
+
+    fn open_contributions(&self) -> Option<&Contributions> {
+        self.contributions.first().filter(|known| known.round == self.v_train)
     }
 
     fn worker_mut(&mut self, worker: WorkerId) -> Option<&mut WorkerState> {
@@ -318,6 +410,16 @@ impl SyncState {
         those.sort_unstable_by_key(|&(worker, progress)| (progress, worker));
         those.into_iter().map(|(worker, _)| worker)
     }
+}
+
+/// The share of its time that the fastest of some workers, of whom these are the seconds per iteration, would wait in lockstep.
+pub(super) fn imbalance(intervals_s: impl Iterator<Item = f64>) -> f64 {
+    let (mut fastest, mut slowest) = (f64::INFINITY, 0.0f64);
+    for interval_s in intervals_s {
+        fastest = fastest.min(interval_s);
+        slowest = slowest.max(interval_s);
+    }
+    if slowest > 0.0 { 1.0 - fastest / slowest } else { 0.0 }
 }
 
 /// A clock as a progress. The controller refuses clocks that do not fit.
@@ -366,12 +468,12 @@ mod tests {
     #[test]
     fn closing_passes_over_rounds_that_are_empty_and_done() {
         let mut state = SyncState::at(2, &[5, 7]);
-        state.close_round();
+        state.close_round(Time::ZERO);
         assert_eq!((state.v_train(), state.count()), (6, 1));
 
         let mut state = SyncState::at(2, &[5, 7]);
-        state.contributed(4);
-        state.close_round();
+        state.contributed(4, 1.0);
+        state.close_round(Time::ZERO);
         assert_eq!((state.v_train(), state.count(), state.contributions()), (4, 2, 1));
     }
 
@@ -384,12 +486,12 @@ mod tests {
         assert_eq!(state.contributors().collect::<Vec<_>>(), [worker(0)]);
         assert_eq!(state.worker(worker(2)).map(|known| (known.first(), known.progress())), Some((5, 4)));
         state.pushed(Time::ZERO, worker(1), 3, None);
-        state.close_round();
+        state.close_round(Time::ZERO);
         assert_eq!((state.v_train(), state.n(), state.count()), (4, 2, 0));
         // It may push before its first round is the open one.
         state.pushed(Time::ZERO, worker(2), 5, None);
         (0..2).for_each(|rank| state.pushed(Time::ZERO, worker(rank), 4, None));
-        state.close_round();
+        state.close_round(Time::ZERO);
         assert_eq!((state.v_train(), state.n(), state.count()), (5, 3, 1));
         assert_eq!(state.contributors().collect::<Vec<_>>(), [worker(2)]);
     }
@@ -428,6 +530,45 @@ mod tests {
     }
 
     #[test]
+    fn a_typical_interval_is_the_median_of_the_last_three() {
+        let mut state = SyncState::at(0, &[-1]);
+        let mut now = Time::ZERO;
+        let typical = [1.0, 1.0, 5.0, 1.0, 5.0, 5.0, 1.0, 1.0].map(|seconds| {
+            state.answered(now, worker(0));
+            now = now + std::time::Duration::from_secs_f64(seconds);
+            state.pushed(now, worker(0), 0, None);
+            state.worker(worker(0)).unwrap().typical_interval_s()
+        });
+        assert_eq!(typical, [1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 1.0].map(Some));
+    }
+
+    #[test]
+    fn a_gradient_has_the_share_of_its_samples() {
+        let mut state = SyncState::at(2, &[1, 1, 1, 1]);
+        assert_eq!([1, 8].map(|samples| state.share(samples)), [0.25; 2], "the others are taken for equal");
+        state.note_samples(worker(0), 8);
+        state.note_samples(worker(1), 20);
+        state.note_samples(worker(1), 4);
+        assert_eq!((state.share(8), state.share(4)), (8.0 / 28.0, 4.0 / 20.0));
+        state.leave(worker(0));
+        state.join(worker(0), 9);
+        assert_eq!(state.share(2), 2.0 / 8.0, "one that joins later has no share yet");
+        assert_eq!(state.check(), Ok(()));
+    }
+
+    #[test]
+    fn weights_are_those_of_the_open_round() {
+        let mut state = SyncState::at(2, &[1, 4, 2]);
+        assert_eq!((state.contributions(), state.weight()), (0, 0.0));
+        [(3, 0.5), (2, 2.0), (2, 0.25)]
+            .into_iter()
+            .for_each(|(round, weight)| state.contributed(round, weight));
+        assert_eq!((state.contributions(), state.weight()), (2, 2.25));
+        state.close_round(Time::ZERO);
+        assert_eq!((state.contributions(), state.weight()), (1, 0.5));
+    }
+
+    #[test]
     fn a_pull_that_is_sent_again_is_delayed_once() {
         let mut state = SyncState::at(0, &[-1]);
         let delayed =
@@ -449,18 +590,19 @@ mod tests {
     fn what_does_not_fit_together_is_told() {
         let state = || {
             let mut state = SyncState::at(2, &[1, 4, 2]);
-            [2, 4, 4].into_iter().for_each(|round| state.contributed(round));
+            [2, 4, 4].into_iter().for_each(|round| state.contributed(round, 1.0));
             state
         };
         assert_eq!(state().check(), Ok(()));
         type Break = fn(&mut SyncState);
-        let breaks: [(&str, Break); 6] = [
+        let breaks: [(&str, Break); 7] = [
+            ("samples of nobody", |state| state.samples.1 = 1),
             ("progress that is kept twice", |state| state.progress[0] = 0),
             ("a worker too many", |state| state.n += 1),
             ("one that is not done", |state| state.count += 1),
-            ("gradients of a closed round", |state| state.contributions[0].0 = 1),
-            ("a round without gradients", |state| state.contributions[1].1 = 0),
-            ("a round twice", |state| state.contributions[1].0 = 2),
+            ("gradients of a closed round", |state| state.contributions[0].round = 1),
+            ("a round without gradients", |state| state.contributions[1].gradients = 0),
+            ("a round twice", |state| state.contributions[1].round = 2),
         ];
         for (what, break_it) in breaks {
             let mut state = state();

@@ -40,7 +40,7 @@ impl Scheduler {
             Admit::Duplicate if known != Some(clock) => return,
             admit => admit,
         };
-        self.controller.push(now, worker, clock, admit, None);
+        self.controller.push(now, worker, clock, admit, None, 1);
         self.settle(now);
         let waiting = self.waiting.entry(worker).or_default();
         if *waiting >= limits::MAX_PENDING_PULLS {

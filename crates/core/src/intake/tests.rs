@@ -191,6 +191,7 @@ fn push(request: u64, clock: Clock, sequence: u32) -> frame::Push {
     frame::Push {
         subject: Subject { epoch: 1, table: TableId(0), request },
         clock,
+        samples: 1,
         piece: Piece { chunk: sequence, sequence, is_last: sequence + 1 == CHUNKS },
         form: Form::PLAIN,
         has_absent: false,

@@ -33,7 +33,7 @@ use publication::{Publication, PublishedChunk};
 use rounds::Rounds;
 use sink::{GradientSink, Kept};
 use std::sync::Arc;
-use store::{Closing, Store};
+use store::{Closing, Over, Store};
 
 /// How many waiting pulls a report names.
 const REPORTED_WAITS: usize = 8;
@@ -191,7 +191,7 @@ impl TableShard {
             admit @ (Admit::Duplicate | Admit::UnknownWorker) => admit,
             _ => self.controller.admit_sum(clock),
         };
-        self.controller.push(now, worker, clock, admit, None);
+        self.controller.push(now, worker, clock, admit, None, 1);
     }
 
     /// Whether all initial values are here.
@@ -288,7 +288,7 @@ impl TableShard {
         let advance = self.controller.advance(now)?;
         if let Some(mut round) = self.rounds.take(advance.closed) {
             // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
-            let over = self.layout.is_sparse().then_some(advance.contributions);
+            let over = if self.layout.is_sparse() { Over::Weight(advance.weight) } else { Over::Cell };
             let closing = Closing { round: advance.closed, over, lr_factor: advance.lr_factor };
             self.store.step_round(&self.layout, &mut round, closing, accumulators);
             self.rounds.keep(round, accumulators);
@@ -337,7 +337,7 @@ impl TableShard {
             // Each gradient weighs what it would have weighed under the new model.
             let workers = self.controller.state().n();
             while let Some((clock, mut round)) = self.rounds.take_first() {
-                let closing = Closing { round: clock, over: Some(workers), lr_factor: 1.0 };
+                let closing = Closing { round: clock, over: Over::Workers(workers), lr_factor: 1.0 };
                 self.store.step_outside_rounds(&self.layout, &mut round, closing, accumulators);
                 self.rounds.keep(round, accumulators);
             }

@@ -189,6 +189,11 @@ impl Tables {
         self.timers.set(table, settled.next_timeout());
     }
 
+    /// A pull was answered: the worker that asked begins an iteration, and the open round may wait for it longer.
+    pub(super) fn note_answer(&mut self, table: usize) {
+        self.timers.set(table, self.tables[table].next_timeout());
+    }
+
     /// A worker's connection is gone: its pulls are forgotten, and with them what they wait for.
     pub(super) fn lose_worker(&mut self, worker: WorkerId) {
         for (number, table) in self.tables.iter_mut().enumerate() {

@@ -116,6 +116,8 @@ pub struct Push {
     pub subject: Subject,
     /// The iteration.
     pub clock: Clock,
+    /// How many samples the gradient is the mean of: its weight in a mean over workers.
+    pub samples: u32,
     /// Which chunk, and where it stands among the others.
     pub piece: Piece,
     /// How the gradient is written.
@@ -247,6 +249,7 @@ impl Push {
     pub fn header(&self, payload_bytes: usize) -> Header {
         let mut header = self.subject.header(Kind::Push, payload_bytes);
         header.clock = self.clock;
+        header.version = u64::from(self.samples);
         header.landing = place_bits(self.reply_place);
         self.piece.encode(&mut header);
         self.form.encode(&mut header);
@@ -355,6 +358,7 @@ impl FromWorker {
             Kind::Push => FromWorker::Push(Push {
                 subject,
                 clock,
+                samples: u32::try_from(header.version.max(1)).unwrap_or(u32::MAX),
                 piece: Piece::decode(header),
                 form: Form::decode(header),
                 has_absent: header.flags.has(Flags::ABSENT),
@@ -521,10 +525,10 @@ mod tests {
     }
 
     fn push() -> impl Strategy<Value = Push> {
-        (subject(), any::<u64>(), piece(), form(), any::<(bool, bool)>(), place()).prop_map(
-            |(subject, clock, piece, form, (absent, want_params), reply_place)| {
+        (subject(), (any::<u64>(), 1..=u32::MAX), piece(), form(), any::<(bool, bool)>(), place()).prop_map(
+            |(subject, (clock, samples), piece, form, (absent, want_params), reply_place)| {
                 let has_absent = absent && !form.is_rows();
-                Push { subject, clock, piece, form, has_absent, want_params, reply_place }
+                Push { subject, clock, samples, piece, form, has_absent, want_params, reply_place }
             },
         )
     }

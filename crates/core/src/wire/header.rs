@@ -136,7 +136,7 @@ pub struct Header {
     pub rows: u32,
     /// Iteration of a push; iterations completed, for a pull.
     pub clock: Clock,
-    /// Version of the parameters that are sent.
+    /// Version of the parameters that are sent. In a worker's push, the samples that the gradient is the mean of.
     pub version: Clock,
     /// The sender's number for a request; answers repeat it.
     pub request: u64,
@@ -385,13 +385,14 @@ mod tests {
             chunk: 17,
             part: 2,
             clock: 41,
+            version: 1,
             request: 1234,
             ..Header::new(Kind::Push)
         };
         let dump = "\
 00000000  50 4d 49 4c 0a 06 00 05  00 80 00 00 01 00 00 00
 00000010  03 00 00 00 11 00 00 00  02 00 00 00 00 00 00 00
-00000020  29 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00
+00000020  29 00 00 00 00 00 00 00  01 00 00 00 00 00 00 00
 00000030  d2 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00
 ";
         assert_eq!(hex_dump(&header.encode()), dump);

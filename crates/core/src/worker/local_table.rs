@@ -264,9 +264,14 @@ impl LocalTable {
         self.replica.is_some()
     }
 
+    /// The version of a shard's part that the replica has.
+    pub(super) fn replica_version(&self, shard: ShardId) -> Option<Clock> {
+        self.replica.as_ref()?.version(self.layout.index_of(shard)?)
+    }
+
     /// Whether the replica has of a shard what an iteration needs; at once: whether it has anything.
     pub(super) fn replica_has(&self, shard: ShardId, clock: Clock, at_once: bool) -> bool {
-        let version = self.layout.index_of(shard).and_then(|stream| self.replica.as_ref()?.version(stream));
+        let version = self.replica_version(shard);
         let needed = self.sync.as_ref().and_then(|sync| sync.model.version_needed(clock)).unwrap_or(clock);
         version.is_some_and(|version| at_once || version >= needed)
     }
@@ -433,6 +438,11 @@ impl LocalTable {
         let update = ClientUpdate { clock, pulled: self.pulled, copy };
         let ask = self.sync.as_ref().map(|sync| sync.model.after_client_update(&update));
         ask != Some(Ask::Push)
+    }
+
+    /// Whether iterations are left out whose rounds are closed.
+    pub(super) fn catches_up(&self) -> bool {
+        self.sync.as_ref().is_some_and(|sync| sync.model.catches_up())
     }
 
     /// Whether an answer that a condition stood before is taken. Rows, and what is lent, are taken always: they are waited

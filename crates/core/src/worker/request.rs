@@ -47,7 +47,7 @@ pub(super) enum RequestKind {
     /// Initial values, until the server has them.
     Init { values: Option<Lease> },
     /// A gradient, until the server has it.
-    Push { gradient: Option<Outgoing>, want_params: bool },
+    Push { gradient: Option<Outgoing>, samples: u32, want_params: bool },
     /// Parameters: of the whole table, or of these rows.
     Pull { rows: Option<Vec<RowPlace>>, now: bool },
 }
@@ -282,7 +282,7 @@ impl Request {
         self.received = 0;
         self.waits_for_scheduler = match &self.kind {
             RequestKind::Init { .. } | RequestKind::Pull { now: true, .. } => false,
-            RequestKind::Push { gradient: Some(_), want_params } => *want_params && !scheduler.overlaps(),
+            RequestKind::Push { gradient: Some(_), want_params, .. } => *want_params && !scheduler.overlaps(),
             RequestKind::Push { gradient: None, .. } => !scheduler.may_pull(self.clock + 1),
             RequestKind::Pull { now: false, .. } => !scheduler.may_pull(self.clock),
         };
@@ -293,12 +293,13 @@ impl Request {
             RequestKind::Init { values } => {
                 values.iter().for_each(|values| init_frames(subject, self.shard, values, layout, send));
             }
-            RequestKind::Push { gradient: Some(gradient), want_params } => {
+            RequestKind::Push { gradient: Some(gradient), samples, want_params } => {
+                let (clock, samples) = (self.clock, *samples);
                 let want_params = *want_params && scheduler.overlaps() && !is_broadcast;
                 let piece = Piece { chunk: 0, sequence: 0, is_last: false };
                 let (form, has_absent) = (Form::PLAIN, false);
                 let push =
-                    Push { subject, clock: self.clock, piece, form, has_absent, want_params, reply_place };
+                    Push { subject, clock, samples, piece, form, has_absent, want_params, reply_place };
                 gradient.frames(push, self.shard, layout, send);
             }
             RequestKind::Push { gradient: None, .. } if !self.waits_for_scheduler => {
@@ -315,7 +316,7 @@ impl Request {
     pub(super) fn acknowledge(&mut self) -> Option<Acknowledged> {
         match &mut self.kind {
             RequestKind::Init { values } => values.take().map(|_| Acknowledged { is_settled: true }),
-            RequestKind::Push { gradient, want_params } => {
+            RequestKind::Push { gradient, want_params, .. } => {
                 gradient.take().map(|_| Acknowledged { is_settled: !*want_params })
             }
             RequestKind::Pull { .. } => None,
@@ -325,7 +326,7 @@ impl Request {
     /// The answer is over; whether the request is settled by it.
     pub(super) fn end_answer(&mut self) -> bool {
         match &mut self.kind {
-            RequestKind::Push { want_params, gradient } => {
+            RequestKind::Push { want_params, gradient, .. } => {
                 *want_params = false;
                 gradient.is_none()
             }

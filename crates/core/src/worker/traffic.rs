@@ -31,7 +31,6 @@ use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::status::WorkerReport;
 use crate::store::Allocate;
-use crate::stream::Taken;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control;
 use crate::wire::frame::{Params, Update};
@@ -49,6 +48,10 @@ pub(super) struct Traffic {
     tables: Tables,
     /// Iterations completed.
     clock: Clock,
+    /// The newest version that an answer was of.
+    newest: Clock,
+    /// How many samples gradients are the mean of.
+    samples: u32,
     partial_pulls: PartialPulls,
     scheduler: Scheduler,
     requests: Requests,
@@ -70,6 +73,8 @@ impl Traffic {
             allocation: Allocation::on_heap(),
             tables: Tables::default(),
             clock: 0,
+            newest: 0,
+            samples: 1,
             partial_pulls: PartialPulls::default(),
             scheduler: Scheduler::new(),
             requests: Requests::default(),
@@ -301,6 +306,27 @@ impl Traffic {
         self.partial_pulls.turn(self.clock);
         self.publish_partial();
         self.report_pushed(session);
+        self.catch_up(self.newest);
+    }
+
+    /// The answer to a request that waited for its condition is of this version. Rounds before it are closed: where every table's model
+    /// says so, iterations that belong to them are left out, unless a gradient of the current one was pushed.
+    fn catch_up(&mut self, version: Clock) {
+        self.newest = self.newest.max(version);
+        let has_begun = self.submitting.contains(&self.clock)
+            || self.tables.iter().any(|table| table.has_pushed(self.clock));
+        if self.newest <= self.clock || has_begun || !self.tables.iter().all(LocalTable::catches_up) {
+            return;
+        }
+        self.clock = self.newest;
+        self.reporter.set_clock(self.clock);
+        // Pulls of this clock lack nothing of those rounds.
+        self.scheduler.release(self.clock - 1);
+    }
+
+    /// Gradients that are pushed from now on are the mean of so many samples.
+    pub(super) fn set_samples(&mut self, samples: u32) {
+        self.samples = samples;
     }
 
     /// The clock that the coordinator may have missed the report of.
@@ -429,7 +455,7 @@ impl Traffic {
             self.reporter.note_pull(reply.is_some());
             for shard in shards {
                 let (gradient, want_params) = (Some(gradient.clone()), reply.is_some());
-                let kind = RequestKind::Push { gradient, want_params };
+                let kind = RequestKind::Push { gradient, samples: self.samples, want_params };
                 self.request(session, Request::new(shard, table, clock, ticket, kind).with_reply(reply));
             }
         }
@@ -618,7 +644,8 @@ impl Traffic {
         let push = ServerPush { clock, version: params.version };
         // The first values are needed, however old they are.
         let is_start = self.tickets.start() == Some(ticket);
-        let is_late = request.is_conditional() && !is_start && !local.takes(&push);
+        let is_conditional = request.is_conditional();
+        let is_late = is_conditional && !is_start && !local.takes(&push);
         let rows = self.tickets.get_mut(ticket).map_or(&mut [][..], Pending::rows_mut);
         let payload_bytes = header.payload_bytes;
         let taken =
@@ -630,7 +657,11 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, from, id);
         }
+        let is_here = taken.is_ok() && is_conditional;
         self.end_answer(now, id, taken);
+        if is_here {
+            self.catch_up(params.version);
+        }
     }
 
     /// The answer to a request is over, well or badly.
@@ -769,15 +800,13 @@ impl Traffic {
         payload: &[u8],
     ) {
         let update = Update::decode(header);
-        let Some(local) =
-            self.tables.get_mut(update.table).filter(|local| local.valid_from() == update.epoch)
+        let Some(local) = self.tables.get(update.table).filter(|local| local.valid_from() == update.epoch)
         else {
             return;
         };
-        let Some(shard) = local.layout().shard_of_chunk(update.piece.chunk) else { return };
-        let stream = local.layout().index_of(shard).expect("it has a chunk");
+        let shard = local.layout().shard_of_chunk(update.piece.chunk).filter(|_| local.is_broadcast());
+        let Some(shard) = shard else { return };
         let id = StreamId { table: update.table.0 as usize, shard };
-        let Some(replica) = local.replica_mut() else { return };
         self.reporter.note_pulled(header.payload_bytes);
         self.links.note_other(payload.len());
         if let Some(staging) = &mut self.staging {
@@ -785,32 +814,7 @@ impl Traffic {
             let mut staged = StagedUpdates { session, now, staging, tables, streams, reporter, tickets };
             return staged.take(from, id, &update, payload);
         }
-        let before = replica.version(stream);
-        let taken = replica.take(stream, &update, payload);
-        let version = replica.version(stream);
-        match taken {
-            Taken::Applied => {
-                self.streams.count(id);
-                self.streams.pass_on(session, now, id, update, payload);
-            }
-            // The end of a version matters, whatever brought its chunks.
-            Taken::Known if version > before => self.streams.pass_on(session, now, id, update, payload),
-            Taken::Known => self.streams.note_known(id, &update),
-            Taken::Missing => self.streams.note_gap(session, now, &self.tables, id),
-            Taken::Differs => {
-                // Each of those behind this worker compares for itself.
-                self.streams.pass_on(session, now, id, update, payload);
-                replica.forget(stream);
-                let name = local.name();
-                session.log(format!(
-                    "table `{name}` is not what {shard} broadcast as version {}; it is fetched anew",
-                    update.round
-                ));
-                self.streams.ask_anew(session, &self.tables, id);
-            }
-        }
-        if let Some(version) = version.filter(|_| version > before) {
-            self.streams.note_version(session, &self.tables, id, version, from);
+        if self.streams.take(session, now, &mut self.tables, from, id, update, payload) {
             self.answer_from_replica(now, id);
         }
     }
@@ -839,6 +843,7 @@ impl Traffic {
     /// Answers requests that wait for a stream, as far as what is here of it allows.
     fn answer_from_replica(&mut self, now: Time, stream: StreamId) {
         let mut waiting = self.awaited.remove(&stream).unwrap_or_default();
+        let mut is_answered = false;
         waiting.retain(|&id| {
             let Some(request) = self.requests.get_mut(id).filter(|request| request.wants_params()) else {
                 return false;
@@ -848,12 +853,17 @@ impl Traffic {
                 return true;
             }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
+            is_answered |= request.is_conditional();
             request.take_replica(local, rows);
             self.end_answer(now, id, Ok(()));
             false
         });
         if !waiting.is_empty() {
             self.awaited.insert(stream, waiting);
+        }
+        if let Some(version) = self.tables[stream.table].replica_version(stream.shard).filter(|_| is_answered)
+        {
+            self.catch_up(version);
         }
     }
 

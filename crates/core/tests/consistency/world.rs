@@ -89,7 +89,7 @@ impl World {
             Admit::TooFarAhead => write!(out, " refused, too far ahead"),
             Admit::UnknownWorker => write!(out, " refused, unknown worker"),
         };
-        self.controller.push(self.now, worker, clock, admit, significance);
+        self.controller.push(self.now, worker, clock, admit, significance, 1);
     }
 
     fn pull(&mut self, worker: WorkerId, clock: u64, out: &mut String) {
@@ -116,10 +116,13 @@ impl World {
     }
 
     fn settle(&mut self, out: &mut String) {
-        while let Some(Advance { version, closed, contributions, lr_factor }) =
+        while let Some(Advance { version, closed, contributions, weight, lr_factor }) =
             self.controller.advance(self.now)
         {
             let _ = write!(out, "\n  version {closed} -> {version}, gradients {contributions}");
+            if weight != contributions as f32 {
+                let _ = write!(out, " of weight {weight}");
+            }
             if lr_factor != 1.0 {
                 let _ = write!(out, ", learning rate x {lr_factor}");
             }

@@ -319,9 +319,16 @@ impl Job {
         self.shared.lock().worker.workers()
     }
 
-    /// Iterations completed.
+    /// The iteration that the next gradients are of: how many are completed, and those that were left out, as under `quorum` when
+    /// rounds closed without this worker. It is settled when the first gradient of the iteration is pushed.
     pub fn iteration(&self) -> Clock {
         self.shared.lock().worker.current_clock()
+    }
+
+    /// Gradients that are pushed from now on are the mean of so many samples, which is their weight in the mean over workers; 1 until this
+    /// is called. Tables whose gradients are summed (`reduce=sum`), and aggregators, refuse other weights than 1.
+    pub fn set_samples(&self, samples: u32) -> Result<(), ClientError> {
+        Ok(self.shared.lock().worker.set_samples(samples)?)
     }
 
     /// Bytes moved so far.

@@ -118,7 +118,9 @@ impl Model {
         };
         let (bound, on_round, drops) = match spec.as_ref().map(|spec| spec.name.as_str()) {
             Some("bsp") => (Some(0), true, false),
-            Some("drop" | "psp") => (Some(0), true, true),
+            Some("drop" | "psp" | "quorum") => (Some(0), true, true),
+            // Late gradients of rounds that a condition closed are dropped; those that are applied may come after the last round.
+            Some("when") if sync.contains("step=round") => (None, true, sync.contains("push=")),
             Some("ssp") => (number("s"), false, false),
             Some("dsps") => (number("max"), false, false),
             Some("asp" | "pssp" | "when" | "remote") => (None, false, false),
@@ -169,6 +171,7 @@ mod tests {
             assert!(Model::of(entry.example).is_ok(), "{}", entry.name);
         }
         let drops = |sync: &str| Model::of(sync).unwrap().drops;
-        assert!(drops("drop:n=3") && drops("psp:c=2") && !drops("pssp:s=1,c=1"));
+        assert!(drops("drop:n=3") && drops("psp:c=2") && drops("quorum") && !drops("pssp:s=1,c=1"));
+        assert!(drops("when:pull=true,push=true,step=round") && !drops("when:pull=true,push=true"));
     }
 }

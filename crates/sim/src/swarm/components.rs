@@ -100,9 +100,27 @@ impl<'a> Components<'a> {
                 };
                 format!("{c}{b}{tau1}{tau2}")
             }
+            "quorum" => {
+                let grace = match dice.whole(0, 2) {
+                    0 => format!(",grace={}ms", dice.whole(0, 9)),
+                    _ => String::new(),
+                };
+                // What is weighed is no whole number of pushes any more.
+                let late = match dice.whole(0, 3) {
+                    0 => ",late=carry",
+                    1 if !wanted.exact => ",late=weigh",
+                    _ => "",
+                };
+                format!("q={:.2}{grace}{late}", dice.between(0.3, 1.0))
+            }
             "when" => {
                 let pull = dice.pick(&PULL_CONDITIONS);
-                match dice.whole(0, 2) {
+                match dice.whole(0, 3) {
+                    // Rounds that make one step are kept for few iterations ahead.
+                    3 => {
+                        let late = if dice.chance(0.3) { ",late=apply" } else { "" };
+                        format!("pull=gap < 1,push={},step=round{late}", dice.pick(&PUSH_CONDITIONS))
+                    }
                     // A bare condition takes no parameters.
                     0 => return Ok(pull.to_owned()),
                     1 => format!("pull={pull}"),

@@ -22,10 +22,12 @@ mod membership;
 mod policies;
 mod processes;
 mod psp;
+mod quorum;
 mod reader_rights;
 mod readers;
 mod slabs;
 mod stacked;
+mod table_iii;
 mod tally;
 
 use bench::Bench;

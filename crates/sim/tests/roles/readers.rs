@@ -282,6 +282,7 @@ fn a_reader_has_no_say() {
     let mut frame = paramill_core::wire::frame::Push {
         subject: paramill_core::wire::frame::Subject { epoch: 1, table: W, request: 1 },
         clock: 0,
+        samples: 1,
         piece: Piece { chunk: 0, sequence: 0, is_last: true },
         form: Form::PLAIN,
         has_absent: false,

@@ -435,6 +435,7 @@ fn variable(name: &str) -> Option<Variable> {
         "count" => Variable::Count,
         "fastest" => Variable::Fastest,
         "slowest" => Variable::Slowest,
+        "imbalance" => Variable::Imbalance,
         "progress" => Variable::Progress,
         "gap" => Variable::Gap,
         "staleness" => Variable::Staleness,

@@ -15,23 +15,26 @@ pub(super) struct CellGradient<'a> {
     /// Elements that it does not have: zeros in `values`.
     pub(super) absent: &'a Absent,
     /// How many gradients it is the sum of.
-    pub(super) weight: u32,
+    pub(super) gradients: u32,
+    /// The weight of each of them in a mean.
+    pub(super) weight: f32,
 }
 
 impl<'a> CellGradient<'a> {
-    /// Calls `visit` with the gradient of every cell in a frame.
+    /// Calls `visit` with the gradient of every cell in a frame, each one gradient of weight 1.
     #[inline]
     pub(super) fn for_each(gradient: GradientFrame<'a>, mut visit: impl FnMut(CellGradient<'a>)) {
+        let (gradients, weight) = (1, 1.0);
         match gradient {
             GradientFrame::Dense { index, start, values, absent } => {
-                visit(CellGradient { cell: index, start, values, absent, weight: 1 });
+                visit(CellGradient { cell: index, start, values, absent, gradients, weight });
             }
             GradientFrame::Rows { start, rows, width, values, .. } => {
                 for (place, row) in rows.iter().enumerate() {
                     let cell = start / width + *row as usize;
                     let values = values.slice(place * width..(place + 1) * width).into();
                     let absent = Absent::NOTHING;
-                    visit(CellGradient { cell, start: cell * width, values, absent, weight: 1 });
+                    visit(CellGradient { cell, start: cell * width, values, absent, gradients, weight });
                 }
             }
         }
@@ -42,6 +45,8 @@ impl<'a> CellGradient<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Staged {
     frames: Vec<StagedFrame>,
+    /// Of each frame.
+    weights: Vec<f32>,
 }
 
 /// A [`GradientFrame`] in memory of its own.
@@ -52,7 +57,8 @@ enum StagedFrame {
 }
 
 impl Staged {
-    pub(super) fn keep(&mut self, gradient: GradientFrame<'_>) {
+    pub(super) fn keep(&mut self, gradient: GradientFrame<'_>, weight: f32) {
+        self.weights.push(weight);
         self.frames.push(match gradient {
             GradientFrame::Dense { index, start, values, absent } => {
                 StagedFrame::Dense { index, start, values: values.to_vec(), absent: absent.clone() }
@@ -66,6 +72,7 @@ impl Staged {
     /// Adds another gradient of the same worker.
     pub(super) fn append(&mut self, other: Staged) {
         self.frames.extend(other.frames);
+        self.weights.extend(other.weights);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -74,8 +81,8 @@ impl Staged {
 
     /// Calls `visit` with the gradient of every cell.
     pub(super) fn for_each<'a>(&'a self, mut visit: impl FnMut(CellGradient<'a>)) {
-        for frame in &self.frames {
-            CellGradient::for_each(frame.gradient(), &mut visit);
+        for (frame, &weight) in self.frames.iter().zip(&self.weights) {
+            CellGradient::for_each(frame.gradient(), |gradient| visit(CellGradient { weight, ..gradient }));
         }
     }
 
@@ -94,7 +101,7 @@ impl Staged {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.frames.iter().map(StagedFrame::memory_bytes).sum()
+        self.frames.iter().map(StagedFrame::memory_bytes).sum::<usize>() + 4 * self.weights.len()
     }
 }
 

@@ -3,6 +3,7 @@
 use super::gradient::{CellGradient, Staged};
 use crate::absence::{Absent, AbsentFromSums};
 use crate::codec::Content;
+use crate::kernels;
 use crate::optimizer::Gradient;
 use crate::server::accumulators::Accumulators;
 use crate::store::Buffer;
@@ -25,6 +26,8 @@ enum Sums {
 struct Cell {
     /// How many gradients it got.
     gradients: u32,
+    /// The sum of their weights.
+    weight: f32,
     state: CellState,
 }
 
@@ -85,11 +88,11 @@ impl Round {
         let is_first = !self.is_summed(gradient.cell);
         self.put(gradient, accumulators);
         self.absent.add(gradient.cell, is_first, gradient.absent);
-        self.count(gradient.cell, gradient.weight, CellState::Summed);
+        self.count(&gradient, CellState::Summed);
     }
 
     fn put(&mut self, gradient: CellGradient<'_>, accumulators: &mut Accumulators) {
-        let CellGradient { cell, start, values, .. } = gradient;
+        let CellGradient { cell, start, values, weight, .. } = gradient;
         let is_summed = self.is_summed(cell);
         let sum = match &mut self.sums {
             Sums::Rows(sums) => {
@@ -103,17 +106,25 @@ impl Round {
                 &mut sum.as_mut_slice()[..values.len()]
             }
         };
-        if is_summed { values.add_to(sum) } else { values.copy_to(sum) }
+        match (is_summed, weight == 1.0) {
+            (true, true) => values.add_to(sum),
+            (true, false) => values.add_scaled_to(sum, weight),
+            (false, true) => values.copy_to(sum),
+            (false, false) => {
+                values.copy_to(sum);
+                kernels::scale(sum, weight);
+            }
+        }
     }
 
     /// Whether so many more gradients make this cell complete, with `n` workers that push each cell once.
-    pub(super) fn is_completed_by(&self, cell: usize, weight: u32, n: u32) -> bool {
-        self.is_exact && self.cells[cell].gradients + weight == n
+    pub(super) fn is_completed_by(&self, cell: usize, gradients: u32, n: u32) -> bool {
+        self.is_exact && self.cells[cell].gradients + gradients == n
     }
 
-    /// Gradients of a cell so far.
-    pub(super) fn contributions(&self, cell: usize) -> u32 {
-        self.cells[cell].gradients
+    /// The weight of a cell's gradients so far.
+    pub(super) fn weight(&self, cell: usize) -> f32 {
+        self.cells[cell].weight
     }
 
     /// The cell's last gradients are here, and `step` is called with all of them, and with what is absent from all. Those
@@ -126,32 +137,35 @@ impl Round {
         step: impl FnOnce(Gradient<'_>, &Absent),
     ) {
         let CellGradient { cell, start, values, weight, .. } = last;
+        let is_plain = weight == 1.0;
         let range = start..start + values.len();
         let was_summed = self.is_summed(cell);
         self.absent.add(cell, !was_summed, last.absent);
         let absent = self.absent.take(cell);
         match values {
-            Content::Whole(last) => {
+            Content::Whole(last) if is_plain => {
                 let before = was_summed.then(|| self.sum(cell, range));
                 step(Gradient { before, last }, &absent);
             }
-            Content::Sparse(_) => {
+            Content::Whole(_) | Content::Sparse(_) => {
                 self.put(last, accumulators);
                 step(self.sum(cell, range).into(), &absent);
             }
         }
-        self.count(cell, weight, CellState::Stepped);
+        self.count(&last, CellState::Stepped);
         if let Sums::Chunks(sums) = &mut self.sums {
             accumulators.give_back(sums[cell].take());
         }
     }
 
-    fn count(&mut self, cell: usize, weight: u32, state: CellState) {
+    fn count(&mut self, gradient: &CellGradient<'_>, state: CellState) {
+        let CellGradient { cell, gradients, weight, .. } = *gradient;
         let counted = &mut self.cells[cell];
         if counted.gradients == 0 {
             self.touched.push(cell as u32);
         }
-        *counted = Cell { gradients: (counted.gradients + weight).min(MAX_GRADIENTS), state };
+        let weight = counted.weight + gradients as f32 * weight;
+        *counted = Cell { gradients: (counted.gradients + gradients).min(MAX_GRADIENTS), weight, state };
     }
 
     fn is_summed(&self, cell: usize) -> bool {
@@ -192,10 +206,16 @@ impl Round {
         }
     }
 
-    /// Cells with a sum that waits for a step, and how many gradients they got.
-    pub(super) fn summed(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+    /// Cells with a sum that waits for a step, and the weight of their gradients.
+    pub(super) fn summed(&self) -> impl Iterator<Item = (usize, f32)> + '_ {
         let touched = self.touched.iter().map(|&cell| cell as usize);
-        touched.filter(|&cell| self.is_summed(cell)).map(|cell| (cell, self.cells[cell].gradients))
+        touched.filter(|&cell| self.is_summed(cell)).map(|cell| (cell, self.cells[cell].weight))
+    }
+
+    /// The mean weight of a cell's gradients.
+    pub(super) fn mean_weight(&self, cell: usize) -> f32 {
+        let Cell { gradients, weight, .. } = self.cells[cell];
+        weight / gradients.max(1) as f32
     }
 
     /// The sum of a cell's gradients, which is over this range of elements.
@@ -277,7 +297,10 @@ mod tests {
     fn add(round: &mut Round, cell: usize, accumulators: &mut Accumulators) {
         let values = [1.0; 2048];
         let (values, absent) = (Values::F32(&values).into(), Absent::NOTHING);
-        round.add(CellGradient { cell, start: cell * 2048, values, absent, weight: 1 }, accumulators);
+        round.add(
+            CellGradient { cell, start: cell * 2048, values, absent, gradients: 1, weight: 1.0 },
+            accumulators,
+        );
     }
 
     #[test]
@@ -290,12 +313,15 @@ mod tests {
         let mut staged = Staged::default();
         let values = [1.0; 2048];
         let absent = &Absent::in_chunk(&[0..1, 2..3, 4..5], 0..2048);
-        staged.keep(crate::intake::GradientFrame::Dense {
-            index: 0,
-            start: 0,
-            values: Values::F32(&values).into(),
-            absent,
-        });
+        staged.keep(
+            crate::intake::GradientFrame::Dense {
+                index: 0,
+                start: 0,
+                values: Values::F32(&values).into(),
+                absent,
+            },
+            1.0,
+        );
         assert!((8192 + 24..8192 + 200).contains(&staged.memory_bytes()), "{}", staged.memory_bytes());
         let whole = staged.memory_bytes();
         round.stage(WorkerId(0), staged);

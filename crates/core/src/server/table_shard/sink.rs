@@ -48,6 +48,7 @@ impl Sink for GradientSink<'_> {
     fn admit(&mut self, frame: &PushFrame<'_>, so_far: Option<Admit>) -> Result<Admission<Admit>, Fault> {
         let (worker, clock) = (frame.worker, frame.push.clock);
         self.check_initialised()?;
+        self.check_samples(frame.push.samples)?;
         let v_train = self.controller.state().v_train();
         let admit = match so_far {
             Some(Admit::Round(round)) if round >= v_train => Admit::Round(round),
@@ -73,12 +74,15 @@ impl Sink for GradientSink<'_> {
         }
         match push.destination() {
             // A gradient that waits for others is copied: the receive buffer and the decoder are used again.
-            Admit::Round(_) if self.order == Order::Ranked => push.kept.staged.keep(gradient),
-            Admit::Round(round) => {
-                return Ok(self.add_to_round(push.clock(), round, gradient, frame.push.piece.is_last));
+            Admit::Round(round) if self.order == Order::Ranked => {
+                push.kept.staged.keep(gradient, self.weight(frame, round));
             }
-            Admit::Now if self.store.optimizer().needs_norms() => push.kept.staged.keep(gradient),
-            Admit::Now => self.store.step_at_once(gradient, self.arrival(), self.accumulators),
+            Admit::Round(round) => return Ok(self.add_to_round(frame, round, gradient)),
+            Admit::Now if self.store.optimizer().needs_norms() => push.kept.staged.keep(gradient, 1.0),
+            Admit::Now => {
+                let arrival = self.arrival(frame);
+                self.store.step_at_once(gradient, arrival, self.accumulators);
+            }
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }
         Ok(false)
@@ -91,10 +95,10 @@ impl Sink for GradientSink<'_> {
         let (worker, clock, admit) = (push.worker(), push.clock(), push.destination());
         let staged = push.kept.staged;
         if admit == Admit::Now && !staged.is_empty() {
-            let arrival = self.arrival();
+            let arrival = self.arrival(frame);
             self.store.step_staged(self.layout, &staged, arrival, self.accumulators);
         }
-        self.controller.push(frame.now, worker, clock, admit, significance);
+        self.controller.push(frame.now, worker, clock, admit, significance, frame.push.samples);
         if let Admit::Round(round) = admit
             && !staged.is_empty()
         {
@@ -103,7 +107,7 @@ impl Sink for GradientSink<'_> {
     }
 
     fn repeat(&mut self, frame: &PushFrame<'_>) {
-        self.controller.push(frame.now, frame.worker, frame.push.clock, Admit::Duplicate, None);
+        self.controller.push(frame.now, frame.worker, frame.push.clock, Admit::Duplicate, None, 1);
     }
 }
 
@@ -130,9 +134,31 @@ fn not_a_member(worker: WorkerId) -> Fault {
 }
 
 impl GradientSink<'_> {
-    fn arrival(&self) -> Arrival {
-        let state = self.controller.state();
-        Arrival { version: state.v_train(), workers: state.n() }
+    fn arrival(&mut self, frame: &PushFrame<'_>) -> Arrival {
+        let share = self.controller.share(frame.worker, frame.push.samples);
+        Arrival { version: self.controller.state().v_train(), share }
+    }
+
+    /// A weight of no samples would be none, and one that a mean by sums does not take would be left out silently.
+    #[inline]
+    fn check_samples(&self, samples: u32) -> Result<(), Fault> {
+        if samples == 1 { Ok(()) } else { self.check_many_samples(samples) }
+    }
+
+    #[cold]
+    fn check_many_samples(&self, samples: u32) -> Result<(), Fault> {
+        if !(1..=limits::MAX_SAMPLES).contains(&samples) {
+            return Err(self.layout.shape_fault(format!("a gradient of {samples} samples")));
+        }
+        if self.store.reduce() == Reduce::Mean {
+            return Ok(());
+        }
+        let message = format!(
+            "a gradient of {samples} samples was pushed for table `{}`, whose gradients are summed (reduce=sum): samples are weights \
+             of a mean; use reduce=mean, or scale the gradient yourself",
+            self.layout.name()
+        );
+        Err(Fault { cause: Cause::Policy, message })
     }
 
     #[cold]
@@ -169,15 +195,16 @@ impl GradientSink<'_> {
             && !self.store.optimizer().needs_norms()
     }
 
+    /// The weight of a push's gradient in the mean of the round that it goes to.
+    fn weight(&self, frame: &PushFrame<'_>, round: Clock) -> f32 {
+        self.controller.weight(frame.push.clock, round, frame.push.samples)
+    }
+
     /// Adds a frame's gradient to its round. Cells that have all their gradients with it are stepped right away if they
     /// may be. They get the bits that closing would give them. Whether any was stepped.
-    fn add_to_round(
-        &mut self,
-        clock: Clock,
-        round: Clock,
-        gradient: GradientFrame<'_>,
-        is_last: bool,
-    ) -> bool {
+    fn add_to_round(&mut self, frame: &PushFrame<'_>, round: Clock, gradient: GradientFrame<'_>) -> bool {
+        let (clock, is_last, weight) =
+            (frame.push.clock, frame.push.piece.is_last, self.weight(frame, round));
         let steps_early = self.steps_early(round);
         let state = self.controller.state();
         let n = state.n();
@@ -185,23 +212,24 @@ impl GradientSink<'_> {
         let is_last_worker = state.count() + 1 == n;
         // The mean of a row is over the pushes that count when the round closes. They are known before only when this
         // one is sure to count, or when it makes no difference.
-        let rows_over = state.contributions() + 1;
-        let row_is_sure = is_last_worker && (is_last || rows_over == 1 || self.store.reduce() == Reduce::Sum);
+        let rows_over = state.weight() + weight;
+        let is_only = state.contributions() == 0;
+        let row_is_sure = is_last_worker && (is_last || is_only || self.store.reduce() == Reduce::Sum);
         let (is_sparse, chunk) = (self.layout.is_sparse(), gradient.index());
         let sums = self.rounds.open(round, self.layout);
         if clock != round {
-            // Only a model that was switched from lets one worker come to a round twice.
+            // A worker may come to a round twice: late, or by leave of a model that was switched from.
             sums.mark_inexact();
         }
         let mut is_stepped = false;
         CellGradient::for_each(gradient, |gradient| {
-            let cell = gradient.cell;
+            let (cell, gradient) = (gradient.cell, CellGradient { weight, ..gradient });
             let is_complete =
                 if is_sparse { row_is_sure } else { is_last_worker || sums.is_completed_by(cell, 1, n) };
             if !(steps_early && is_complete) {
                 return sums.add(gradient, self.accumulators);
             }
-            let over = if is_sparse { rows_over } else { sums.contributions(cell) + 1 };
+            let over = if is_sparse { rows_over } else { sums.weight(cell) + weight };
             is_stepped = true;
             self.store.step_early(sums, gradient, EarlyStep { round, chunk, over }, self.accumulators);
         });
@@ -221,7 +249,11 @@ impl GradientSink<'_> {
     pub(super) fn add_sum(&mut self, sum: &frame::Sum, admit: Admit, gradient: GradientFrame<'_>) {
         match admit {
             Admit::Round(round) => self.add_sum_to_round(sum, round, gradient),
-            Admit::Now => self.store.step_at_once(gradient, self.arrival(), self.accumulators),
+            Admit::Now => {
+                let state = self.controller.state();
+                let arrival = Arrival { version: state.v_train(), share: state.share(1) };
+                self.store.step_at_once(gradient, arrival, self.accumulators);
+            }
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }
     }
@@ -229,7 +261,7 @@ impl GradientSink<'_> {
     /// Which workers' gradients are in a sum is not known yet: only their number tells whether they are the last. The mean of
     /// a row is over workers that may not have touched it, so that rows wait for the round to close.
     fn add_sum_to_round(&mut self, sum: &frame::Sum, round: Clock, gradient: GradientFrame<'_>) {
-        let weight = sum.gradients;
+        let (gradients, weight) = (sum.gradients, self.controller.weight(sum.clock, round, 1));
         let steps_early = self.steps_early(round) && !self.layout.is_sparse();
         let n = self.controller.state().n();
         let sums = self.rounds.open_for_sum(round, self.layout);
@@ -237,11 +269,11 @@ impl GradientSink<'_> {
             sums.mark_inexact();
         }
         CellGradient::for_each(gradient, |gradient| {
-            let (cell, gradient) = (gradient.cell, CellGradient { weight, ..gradient });
-            if !(steps_early && sums.is_completed_by(cell, weight, n)) {
+            let (cell, gradient) = (gradient.cell, CellGradient { gradients, weight, ..gradient });
+            if !(steps_early && sums.is_completed_by(cell, gradients, n)) {
                 return sums.add(gradient, self.accumulators);
             }
-            let over = sums.contributions(cell) + weight;
+            let over = sums.weight(cell) + gradients as f32 * weight;
             self.store.step_early(sums, gradient, EarlyStep { round, chunk: cell, over }, self.accumulators);
         });
     }

@@ -45,17 +45,27 @@ pub(super) struct Store {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrival {
     pub(super) version: Clock,
-    /// Live workers: each gradient weighs its worker's share.
-    pub(super) workers: u32,
+    /// Its worker's share of a mean.
+    pub(super) share: f32,
 }
 
 /// The step that closes a round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Closing {
     pub(super) round: Clock,
-    /// How many gradients a mean is taken over; `None` for as many as a cell got.
-    pub(super) over: Option<u32>,
+    pub(super) over: Over,
     pub(super) lr_factor: f32,
+}
+
+/// The weight that a mean is taken over.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Over {
+    /// That of the gradients which a cell got.
+    Cell,
+    /// This one.
+    Weight(f32),
+    /// That of a gradient from each of so many workers.
+    Workers(u32),
 }
 
 /// A cell that has all its gradients before its round closes.
@@ -64,8 +74,8 @@ pub(super) struct EarlyStep {
     pub(super) round: Clock,
     /// The place of the chunk that the cell is, or is in.
     pub(super) chunk: usize,
-    /// How many gradients a mean is taken over.
-    pub(super) over: u32,
+    /// The weight that a mean is taken over.
+    pub(super) over: f32,
 }
 
 impl Store {
@@ -237,15 +247,19 @@ impl Store {
         });
     }
 
-    fn arrival_input(&self, t: u64, Arrival { version, workers }: Arrival) -> StepInput {
-        let scale = self.mean_over(workers);
+    fn arrival_input(&self, t: u64, Arrival { version, share }: Arrival) -> StepInput {
+        let scale = match self.reduce {
+            Reduce::Mean => share,
+            Reduce::Sum => 1.0,
+        };
         StepInput { version, t, scale, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 }
     }
 
     /// The factor of a sum of gradients.
-    fn mean_over(&self, gradients: u32) -> f32 {
+    fn mean_over(&self, weight: f32) -> f32 {
         match self.reduce {
-            Reduce::Mean => 1.0 / gradients.max(1) as f32,
+            Reduce::Mean if weight > 0.0 => 1.0 / weight,
+            Reduce::Mean => 1.0,
             Reduce::Sum => 1.0,
         }
     }
@@ -287,12 +301,17 @@ impl Store {
                 norms.add(range.start, round.sum(cell, range));
             }
         }
-        for (cell, count) in round.summed() {
+        for (cell, weight) in round.summed() {
             let range = layout.cell_range(cell);
+            let over = match closing.over {
+                Over::Cell => weight,
+                Over::Weight(weight) => weight,
+                Over::Workers(workers) => workers.max(1) as f32 * round.mean_weight(cell),
+            };
             let input = StepInput {
                 version: closing.round,
                 t: self.steps + self.arrivals[layout.chunk_of_cell(cell)],
-                scale: self.mean_over(closing.over.unwrap_or(count)),
+                scale: self.mean_over(over),
                 lr_factor: closing.lr_factor,
                 parameter_norm: 0.0,
                 gradient_norm: 0.0,

@@ -222,6 +222,7 @@ fn push(clock: u64, request: u64, sequence: u32, value: f32) -> Frame {
     let push = Push {
         subject,
         clock,
+        samples: 1,
         piece,
         form: Form::PLAIN,
         has_absent: false,
