@@ -534,7 +534,7 @@ mod tests {
         let mut state = SyncState::at(0, &[-1]);
         let mut now = Time::ZERO;
         let typical = [1.0, 1.0, 5.0, 1.0, 5.0, 5.0, 1.0, 1.0].map(|seconds| {
-            state.answered(now, worker(0));
+            state.answered(now, worker(0), 0);
             now = now + std::time::Duration::from_secs_f64(seconds);
             state.pushed(now, worker(0), 0, None);
             state.worker(worker(0)).unwrap().typical_interval_s()

@@ -41,6 +41,13 @@ impl Copies<'_> {
         self.reporter.note_read(clock, waited, staleness);
     }
 
+    /// The application has heard what a ticket had to tell of an earlier push.
+    pub(super) fn hear(&mut self, ticket: Ticket) {
+        let pending = self.tickets.get(ticket).filter(|pending| unheard(self.tables, pending).is_some());
+        let table = pending.and_then(Pending::table);
+        table.into_iter().for_each(|table| drop(self.tables[table].take_failure()));
+    }
+
     /// Copies that are too old for the tickets that wait for them, and not under way: another model allowed more.
     pub(super) fn needed(&self) -> Vec<Needed> {
         let needs = |(ticket, pending): (Ticket, &Pending)| {
@@ -65,4 +72,10 @@ impl Copies<'_> {
         };
         self.tables[table].set_failure(error);
     }
+}
+
+/// A failure of an earlier push that the application hears of when it waits for a ticket.
+pub(super) fn unheard<'a>(tables: &'a Tables, pending: &Pending) -> Option<&'a WorkerError> {
+    let is_next = pending.reads().is_some() && !pending.is_over() && pending.error().is_none();
+    tables[pending.table().filter(|_| is_next)?].failure()
 }

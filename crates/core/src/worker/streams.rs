@@ -22,6 +22,15 @@ pub(super) struct StreamId {
     pub(super) shard: ShardId,
 }
 
+/// A chunk of a version of a stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Incoming<'a> {
+    pub(super) from: ConnectionId,
+    pub(super) id: StreamId,
+    pub(super) update: Update,
+    pub(super) payload: &'a [u8],
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     /// Who passes each of them on to this worker; nobody: it comes from the shard. Empty until the coordinator has said so.
@@ -282,11 +291,9 @@ impl Streams {
         session: &mut Session,
         now: Time,
         tables: &mut Tables,
-        from: ConnectionId,
-        id: StreamId,
-        update: Update,
-        payload: &[u8],
+        incoming: Incoming<'_>,
     ) -> bool {
+        let Incoming { from, id, update, payload } = incoming;
         let local = &mut tables[id.table];
         let Some(stream) = local.layout().index_of(id.shard) else { return false };
         let Some(replica) = local.replica_mut() else { return false };

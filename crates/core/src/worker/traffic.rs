@@ -5,7 +5,7 @@
 
 use super::WorkerError;
 use super::allocation::Allocation;
-use super::copies::{Copies, Needed};
+use super::copies::{self, Copies, Needed};
 use super::gradient::PullOptions;
 use super::layout::Share;
 use super::links::{Idle, Links};
@@ -20,7 +20,7 @@ use super::session::{Access, Session};
 use super::slab::{Slab, SlabInFlight};
 use super::staged_updates::StagedUpdates;
 use super::staging::Staging;
-use super::streams::{StreamId, Streams};
+use super::streams::{Incoming, StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
 use super::ticket::{Outstanding, Pending, Ticket, TicketKind, Tickets};
@@ -814,7 +814,7 @@ impl Traffic {
             let mut staged = StagedUpdates { session, now, staging, tables, streams, reporter, tickets };
             return staged.take(from, id, &update, payload);
         }
-        if self.streams.take(session, now, &mut self.tables, from, id, update, payload) {
+        if self.streams.take(session, now, &mut self.tables, Incoming { from, id, update, payload }) {
             self.answer_from_replica(now, id);
         }
     }
@@ -912,7 +912,7 @@ impl Traffic {
         }
         // PSP-SGD: a push is not waited for either, as long as the gradients under way do not pile up.
         let has_room = self.requests.clocks_unacknowledged() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
-        if let Some(error) = self.unheard(pending) {
+        if let Some(error) = copies::unheard(&self.tables, pending) {
             return Some(Err(error.clone()));
         }
         if let Some((clock, table)) = pending.copy_for().zip(pending.table()).filter(|_| !pending.is_over()) {
@@ -934,19 +934,9 @@ impl Traffic {
         match outcome {
             None => self.tickets.begin_wait(now, ticket),
             Some(Ok(())) => self.copies().go_on(now, ticket),
-            Some(Err(_)) => {
-                let pending = self.tickets.get(ticket).filter(|pending| self.unheard(pending).is_some());
-                let table = pending.and_then(Pending::table);
-                table.into_iter().for_each(|table| drop(self.tables[table].take_failure()));
-            }
+            Some(Err(_)) => self.copies().hear(ticket),
         }
         outcome
-    }
-
-    /// A failure of an earlier push that the application hears of when it waits for this ticket.
-    fn unheard(&self, pending: &Pending) -> Option<&WorkerError> {
-        let is_next = pending.reads().is_some() && !pending.is_over() && pending.error().is_none();
-        self.tables[pending.table().filter(|_| is_next)?].failure()
     }
 
     /// Another model may allow less than the one under which nothing was asked for: asks for it.
