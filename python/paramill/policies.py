@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, Optional, TypedDict
 
 
-class AveragingPolicies(TypedDict, total=False):
-    """What can be said of tables whose gradients are averaged, and stepped with elsewhere."""
+class LocalPolicies(TypedDict, total=False):
+    """What can be said of tables whose pseudo-gradients are pushed."""
 
     #: Consistency model, such as ``"ssp:s=3"``.
     sync: Optional[str]
@@ -14,10 +14,15 @@ class AveragingPolicies(TypedDict, total=False):
     codec: Optional[str]
     #: How parameters are compressed on their way back, such as ``"f16"``.
     answer_codec: Optional[str]
-    #: On which way parameters reach the workers. Only ``"none"``, as answers to pulls, for now.
-    broadcast: Optional[str]
     #: ``"ranked"`` makes sums bit-reproducible under round-based models.
     order: Optional[Literal["arrival", "ranked"]]
+
+
+class AveragingPolicies(LocalPolicies, total=False):
+    """What can be said of tables whose gradients are averaged, and stepped with elsewhere."""
+
+    #: On which way parameters reach the workers. Only ``"none"``, as answers to pulls, for now.
+    broadcast: Optional[str]
     #: What happens to a gradient with NaN or Inf in it.
     nonfinite: Optional[Literal["reject", "clip"]]
 
@@ -43,6 +48,8 @@ class JobPolicies(Policies, total=False):
     placement: Optional[str]
     #: Bytes of parameters that travel in one frame, such as ``"32KB"``.
     chunk: Optional[str]
+    #: Steps that workers make by themselves, such as ``"steps:h=50"`` (:class:`paramill.torch.LocalSteps`).
+    local: Optional[str]
 
 
 #: As it is, in both directions.

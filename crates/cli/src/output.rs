@@ -13,6 +13,9 @@ use paramill_node::stderr;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
+/// Causes of waiting time that are printed; JSON has all.
+pub(crate) const WAIT_CAUSES: usize = 5;
+
 /// Where and how to write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {

@@ -158,7 +158,8 @@ impl JobPlan {
         let info = paramill_train::find(&name)?;
         let defaults = WorkloadConfig::new(&name)?;
         let has_optimizer = said.policy.get(Axis::Optimizer).is_some();
-        let mut policy = Policy::default().with(Axis::Optimizer, info.optimizer).under(said.policy);
+        let mut policy =
+            Policy::default().with(Axis::Optimizer, info.optimizer).under(said.policy.with_outer());
         let mut notes = Vec::new();
         // A default must not harm what was chosen.
         if let Some(Advice { why, optimizer }) = Advice::on(&policy, registry).filter(|_| !has_optimizer) {

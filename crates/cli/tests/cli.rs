@@ -207,6 +207,7 @@ reduce = \"mean\"
 order = \"arrival\"
 nonfinite = \"reject\"
 chunk = \"32KB\"
+local = \"none\"
 "
     );
     assert_eq!(answer(&["config"]), expected);
@@ -274,6 +275,7 @@ fn every_policy_is_an_option_and_a_key_of_the_file() {
         ("order", "arrival"),
         ("nonfinite", "reject"),
         ("chunk", "32KB"),
+        ("local", "none"),
     ] {
         let option = format!("--{} <", name.replace('_', "-"));
         assert!(help.contains(&option) && help.contains(&format!("[default: {default}]")), "{name}:\n{help}");

@@ -594,3 +594,17 @@ fn a_plot_is_drawn_on_request() {
         assert!(shown.contains(word), "{word} is missing in:\n{shown}");
     }
 }
+
+/// A worker that is slowed down is the one whose pushes others wait for.
+#[test]
+fn the_report_names_the_straggler_and_what_it_costs() {
+    let train = ["train", "lr", "--workers=3", "--servers=2", "--epochs=1", "--processes", "--inject"];
+    let report = json(&[&train[..], &["worker=1:slow=50x", "--json", "--quiet"]].concat());
+    let waited = &report["waited"];
+    let causes = waited["causes"].as_array().unwrap();
+    let pushes = causes.iter().find(|charge| charge["cause"]["push"].is_u64()).unwrap();
+    assert_eq!(pushes["cause"]["push"], 1, "{waited}");
+    let charged: f64 = causes.iter().map(|charge| charge["seconds"].as_f64().unwrap()).sum();
+    let seconds = waited["seconds"].as_f64().unwrap();
+    assert!(charged + waited["others"].as_f64().unwrap() <= seconds * 1.000_001, "{waited}");
+}

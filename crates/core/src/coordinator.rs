@@ -16,6 +16,7 @@ mod routes;
 mod scheduler;
 mod servers;
 mod status_queries;
+mod stragglers;
 mod switching;
 mod vacancy;
 mod warnings;
@@ -24,7 +25,7 @@ mod workers;
 pub use config::JobConfig;
 
 use crate::address::Addresses;
-use crate::policy::{Axis, JobPolicies, PolicyOverride};
+use crate::policy::{Axis, PolicyOverride};
 use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
@@ -43,12 +44,13 @@ use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
 use readers::Readers;
 use routes::Routes;
-use scheduler::Scheduler;
+use scheduler::{Release, Scheduler};
 use servers::{Caller, Servers};
 use status_queries::StatusQueries;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use stragglers::Stragglers;
 use switching::Switching;
 use vacancy::Vacancy;
 use workers::{Accepted, Heard, Workers};
@@ -75,6 +77,7 @@ pub struct Coordinator {
     /// Without overlap: the barrier between push and pull.
     scheduler: Option<Scheduler>,
     barriers: Barriers,
+    stragglers: Stragglers,
     routes: Routes,
     commands: Commands,
     queries: StatusQueries,
@@ -116,6 +119,7 @@ impl Coordinator {
             vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
+            stragglers: Stragglers::default(),
             routes: Routes::default(),
             commands: Commands::default(),
             queries: StatusQueries::default(),
@@ -142,6 +146,7 @@ impl Coordinator {
             packs: self.epochs.as_ref().map(|epochs| epochs.newest().packs()).unwrap_or_default(),
             aggregators: self.aggregators.statuses(),
             warnings: self.warnings.clone(),
+            waited: self.workers.waited(),
         }
     }
 
@@ -159,18 +164,10 @@ impl Coordinator {
                 let others = others.map(|(state, word)| (self.workers.count(state), word));
                 let others = others.iter().filter(|(count, _)| *count > 0);
                 let others: String = others.map(|(count, word)| format!("; {count} {word}")).collect();
-                let readers = match self.readers.ids().count() {
-                    0 => String::new(),
-                    1 => "; 1 reader".into(),
-                    count => format!("; {count} readers"),
-                };
-                let missing = self.vacancy.as_ref().map(|vacancy| match vacancy.of {
-                    Some(worker) => format!("; waiting for {worker} to be started anew"),
-                    None => "; waiting for a worker to be started anew".into(),
-                });
+                let readers = self.readers.words();
+                let missing = self.vacancy.as_ref().map(Vacancy::words).unwrap_or_default();
                 let unsettled = self.epochs.as_ref().and_then(Epochs::why_unsettled);
                 let unsettled = unsettled.map(|why| format!("; {why}")).unwrap_or_default();
-                let missing = missing.unwrap_or_default();
                 format!("running with {running} workers{others}{readers}{missing}{unsettled}")
             }
             (Stage::Starting, Some(epochs)) => {
@@ -298,9 +295,7 @@ impl Coordinator {
 
     /// Switches are left out: what tables share was decided with the policies that the job began with.
     fn tell_policies(&mut self, worker: WorkerId) {
-        let JobConfig { policy, overrides, .. } = &self.config;
-        let policies = JobPolicies { policy: policy.clone(), overrides: overrides.clone() };
-        self.send(NodeId::Worker(worker), &Control::Policies(Box::new(policies)));
+        self.send(NodeId::Worker(worker), &Control::Policies(Box::new(self.config.policies())));
     }
 
     fn handle_shard(&mut self, now: Time, id: ShardId, message: Control) {
@@ -364,6 +359,7 @@ impl Coordinator {
         // Once there is a plan, the addresses in it are where workers go.
         if !self.is_planned() {
             self.servers.register(id, addresses);
+            self.workers.note_server();
         }
         self.inform_shard(id);
         self.try_plan(now);
@@ -500,6 +496,7 @@ impl Coordinator {
             let originals: Vec<WorkerId> = members.map(|member| member.worker).collect();
             for worker in originals {
                 self.workers.run(now, worker);
+                self.send(NodeId::Worker(worker), &Control::Ready { last: self.workers.last_ready() });
                 self.inform_worker(worker);
             }
             let readers: Vec<WorkerId> = self.readers.ids().collect();
@@ -591,6 +588,8 @@ impl Coordinator {
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
+        let straggler = self.stragglers.judge(now, &self.workers, self.config.servers);
+        straggler.into_iter().for_each(|line| self.log(line));
         if !self.workers.is_live(worker) || self.workers.is_running(worker) {
             return;
         }
@@ -611,8 +610,8 @@ impl Coordinator {
     }
 
     fn send_releases(&mut self) {
-        while let Some((worker, clock)) = self.scheduler.as_mut().and_then(Scheduler::poll) {
-            self.send(NodeId::Worker(worker), &Control::Go { clock });
+        while let Some(Release { worker, clock, last }) = self.scheduler.as_mut().and_then(Scheduler::poll) {
+            self.send(NodeId::Worker(worker), &Control::Go { clock, last });
         }
     }
 
@@ -640,7 +639,7 @@ impl Coordinator {
         } else if !self.workers.lived_before(worker) {
             self.workers.remove(worker);
         }
-        self.release_barriers();
+        self.release_barriers(worker);
         if self.workers.live().next().is_none() {
             let error = self.workers.have_all_died().then(|| "all workers died".into());
             // One that died may come back to finish its work, though others have left with theirs done.
@@ -702,7 +701,7 @@ impl Coordinator {
         self.barriers.forget(worker);
         self.log(format!("{worker} is started anew; its former process is declared dead"));
         self.enter(now, Change::Left { worker });
-        self.release_barriers();
+        self.release_barriers(worker);
     }
 
     /// A worker that was declared dead is told, and sent away.
@@ -719,16 +718,19 @@ impl Coordinator {
     /// A worker comes to a barrier, or says again after a broken connection that it is there.
     fn arrive(&mut self, worker: WorkerId, name: String, number: u64) {
         match self.barriers.arrive(worker, &name, number) {
-            Arrival::Waits => self.release_barriers(),
-            Arrival::Reached => self.send(NodeId::Worker(worker), &Control::BarrierReached { name }),
+            Arrival::Waits => self.release_barriers(worker),
+            Arrival::Reached => {
+                self.send(NodeId::Worker(worker), &Control::BarrierReached { name, last: None });
+            }
             Arrival::Refused(message) => self.refuse(NodeId::Worker(worker), Cause::Protocol, message),
         }
     }
 
-    fn release_barriers(&mut self) {
+    /// Lets workers go on from the barriers at which all of them are, now that this one has come or left.
+    fn release_barriers(&mut self, last: WorkerId) {
         let running: Vec<WorkerId> = self.workers.running().collect();
         for name in self.barriers.take_reached(&running) {
-            let message = Control::BarrierReached { name };
+            let message = Control::BarrierReached { name, last: Some(last) };
             running.iter().for_each(|id| self.send(NodeId::Worker(*id), &message));
         }
     }
@@ -760,10 +762,7 @@ impl Coordinator {
         let mut status = self.status(now);
         let mut message = frame(Kind::Control, &Control::Status(Box::new(status.clone())));
         if !control::fits(&message) {
-            status.shards.iter_mut().for_each(|shard| shard.tables.clear());
-            status.receivers.clear();
-            status.workers.iter_mut().for_each(|worker| worker.report.slabs.clear());
-            status.phase += " (there are too many tables to report)";
+            status.shorten();
             message = frame(Kind::Control, &Control::Status(Box::new(status)));
         }
         self.outputs.push_back(Output::Send { to: to.into(), frame: message });
@@ -775,6 +774,8 @@ impl Coordinator {
         }
         self.stage = Stage::Over;
         self.failure.clone_from(&error);
+        let waited = stragglers::summary(&self.workers.waited(), self.config.servers);
+        waited.into_iter().for_each(|line| self.note(line));
         let message = Control::Stop { error: error.clone() };
         let shards = self.servers.ids().map(NodeId::Shard);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);

@@ -85,6 +85,18 @@ pub const MAX_VERSIONS_LOGGED: usize = 64;
 pub const STREAM_LOG_BYTES: usize = 32 << 20;
 /// Changes of a codec's threshold that a node reports.
 pub const MAX_ROOM_CHANGES: usize = 8;
+/// Causes of waiting time that a status lists; the others are added up.
+pub const MAX_WAIT_CAUSES: usize = 64;
+/// Those that a worker's report lists.
+pub const MAX_WAIT_CAUSES_OF_WORKER: usize = 16;
+/// Those that a worker tells apart.
+pub const MAX_WAIT_CAUSES_KEPT: usize = 256;
+/// Over how long a node's cost to others is judged for the log.
+pub const STRAGGLER_WINDOW: Duration = Duration::from_secs(30);
+/// Share of others' time that a node may cost them before the log names it.
+pub const STRAGGLER_SHARE: f64 = 0.2;
+/// The log names such a node at most once in this time.
+pub const STRAGGLER_LOG_EVERY: Duration = Duration::from_secs(60);
 /// Barriers that a worker may wait at.
 pub const MAX_BARRIERS: usize = 64;
 /// Bytes in a sentence for people, such as a reason or what a worker waits for.

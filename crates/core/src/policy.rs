@@ -16,6 +16,7 @@ pub use typed::{Codecs, NonFinite, Order, Reduce};
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
+use crate::local::{self, LocalSteps};
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::spec::SpecError;
@@ -78,6 +79,14 @@ impl Policies {
     /// The axes that something is said about, and what, in the order of the list.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (Axis, &str)> {
         self.0.iter().map(|(axis, text)| (*axis, text.as_str()))
+    }
+
+    /// The same with the usual outer optimizer, where workers step by themselves and no optimizer is said.
+    pub fn with_outer(mut self) -> Policies {
+        if self.get(Axis::Local).is_some_and(|text| text != local::NONE) {
+            self.0.entry(Axis::Optimizer).or_insert_with(|| local::OUTER.to_owned());
+        }
+        self
     }
 
     /// Whether nothing is said.
@@ -188,6 +197,16 @@ impl Policy {
     /// Whether servers broadcast a table's versions, instead of answering pulls.
     pub fn is_broadcast(&self) -> bool {
         self.get(Axis::Broadcast) != "none"
+    }
+
+    /// The steps that workers make by themselves, if they make some.
+    pub fn local(&self, registry: &Registry) -> Result<Option<LocalSteps>, SpecError> {
+        LocalSteps::parse(registry, self.get(Axis::Local))
+    }
+
+    /// Whether workers make steps by themselves.
+    pub fn is_local(&self) -> bool {
+        self.get(Axis::Local) != local::NONE
     }
 
     /// Whether servers need the layers of a table whole: steps depend on their norms, or gradients arrive as factors of

@@ -789,7 +789,10 @@ impl Shard {
         let refused = self.aggregators.refusal(id, list);
         let fault = table.as_ref().err().or(refused.as_ref().map(|refused| refused.fault()));
         let counts = turn == Turn::Next && refused.as_ref().is_none_or(|refused| refused.counts());
-        for &Entry { worker, request, .. } in &entries {
+        // The worker that was last there is counted last, so that those who wait for it know.
+        let is_last = |entry: &&Entry| Some(entry.worker) == list.last;
+        let last = entries.iter().filter(is_last);
+        for &Entry { worker, request, .. } in entries.iter().filter(|entry| !is_last(entry)).chain(last) {
             let is_member = self.members.has(worker);
             if !is_member {
                 let to = NodeId::Aggregator(id);

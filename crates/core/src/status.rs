@@ -2,6 +2,7 @@
 
 use crate::limits;
 use crate::types::{AggregatorId, Clock, ShardId, TableId, WorkerId};
+use crate::waits::Waited;
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -28,6 +29,8 @@ pub struct WorkerReport {
     pub slabs: Vec<TableId>,
     /// The links that it pushes over, where a codec's threshold follows them.
     pub links: Option<LinksReport>,
+    /// How long its application waited, and for whom.
+    pub waited: Waited,
 }
 
 /// How a worker got the parameters that it computed on.
@@ -302,4 +305,19 @@ pub struct Status {
     /// Policies of tables that train badly together, as sentences with the remedy.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_OVERRIDES }>")]
     pub warnings: Vec<String>,
+    /// How long all workers waited together, and for whom; of processes that died what they had told of.
+    pub waited: Waited,
+}
+
+impl Status {
+    /// Leaves out what takes most room, for a job that is too large to be reported.
+    pub(crate) fn shorten(&mut self) {
+        self.shards.iter_mut().for_each(|shard| shard.tables.clear());
+        self.receivers.clear();
+        for WorkerStatus { report, .. } in &mut self.workers {
+            report.slabs.clear();
+            report.waited.causes.clear();
+        }
+        self.phase += " (there are too many tables to report)";
+    }
 }

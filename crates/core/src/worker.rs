@@ -35,6 +35,7 @@ mod submission;
 mod tables;
 mod ticket;
 mod traffic;
+mod waiting;
 
 pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
@@ -51,7 +52,7 @@ use crate::hands::Alone;
 use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
 use crate::limits;
-use crate::policy::JobPolicies;
+use crate::policy::{Axis, JobPolicies};
 use crate::registry::Registry;
 use crate::role::{Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
@@ -59,6 +60,7 @@ use crate::store::Allocate;
 use crate::stream::Replica;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::waits::WaitCause;
 use crate::wire::{Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use crate::wire::{ack, control};
 use barriers::Barriers;
@@ -81,6 +83,8 @@ pub struct Worker {
     traffic: Traffic,
     barriers: Barriers,
     rulings: Rulings,
+    /// Whether its application makes the steps that the policy `local` asks for.
+    steps_locally: bool,
 }
 
 impl Worker {
@@ -92,6 +96,7 @@ impl Worker {
             traffic: Traffic::new(now),
             barriers: Barriers::default(),
             rulings: Rulings::default(),
+            steps_locally: false,
         }
     }
 
@@ -221,6 +226,12 @@ impl Worker {
             return Err(WorkerError::Order("tables are packed before `start`".into()));
         }
         self.traffic.tables_mut().pack(packs)
+    }
+
+    /// Says, before [`Worker::start`], that the application follows the policy `local`. A job with that policy refuses workers
+    /// that do not: they would push gradients where pseudo-gradients are expected, and `h` times as often.
+    pub fn step_locally(&mut self) {
+        self.steps_locally = true;
     }
 
     /// Joins: the ticket is due when the plan and the initial values are here.
@@ -370,6 +381,7 @@ impl Worker {
     /// After an error, answers may still be on their way into the buffers; then these are not used again, and the slabs
     /// have others. See [`Worker::is_landing`].
     pub fn redeem_slabs(&mut self, ticket: Ticket) -> Vec<Slab> {
+        self.charge(ticket);
         self.traffic.redeem_slabs(self.session.number(), ticket)
     }
 
@@ -515,13 +527,38 @@ impl Worker {
         self.traffic.conclude(&self.session, now, ticket)
     }
 
-    /// The application waits for a ticket from now on, and will call [`Worker::conclude`].
+    /// A thread of the application begins to wait for a ticket; [`Worker::end_wait`] comes when it waits no more, before the ticket is
+    /// redeemed. The time in between is in the worker's report, with those who were waited for.
     pub fn begin_wait(&mut self, now: Time, ticket: Ticket) {
-        self.traffic.tickets_mut().begin_wait(now, ticket);
+        let is_open = self.outcome(ticket).is_none();
+        let tickets = self.traffic.tickets_mut();
+        tickets.begin_wait(now, ticket);
+        tickets.get_mut(ticket).filter(|_| is_open).into_iter().for_each(|pending| pending.begin_wait(now));
+    }
+
+    /// Ends what [`Worker::begin_wait`] began, whether the ticket is due or not.
+    pub fn end_wait(&mut self, now: Time, ticket: Ticket) {
+        let tickets = self.traffic.tickets_mut();
+        tickets.end_wait(now);
+        tickets.get_mut(ticket).into_iter().for_each(|pending| pending.stop_wait(now));
+        self.charge(ticket);
+        let pending = self.traffic.tickets().get(ticket);
+        if pending.is_some_and(|pending| matches!(pending.kind(), TicketKind::Barrier(_))) {
+            // At a barrier the application may look at how the job stands.
+            self.traffic.hurry_report(Time::ZERO);
+        }
+    }
+
+    /// Charges what was waited for a ticket, if it is due. A share of what it brings may have been waited for before it was.
+    fn charge(&mut self, ticket: Ticket) {
+        if let Some(Ok(())) = self.outcome(ticket) {
+            self.traffic.tickets_mut().charge(ticket, self.session.id());
+        }
     }
 
     /// Forgets a ticket that is due (or no longer wanted) and returns the rows that it brought.
     pub fn redeem(&mut self, ticket: Ticket) -> Vec<f32> {
+        self.charge(ticket);
         self.traffic.redeem(self.session.number(), ticket)
     }
 
@@ -552,8 +589,9 @@ impl Worker {
     fn handle_shard_frame(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
         match header.kind {
             Kind::PushAck => match ack::requests(header, payload) {
-                Ok(requests) => requests
-                    .for_each(|request| self.traffic.take_acknowledgement(&mut self.session, from, request)),
+                Ok(requests) => requests.for_each(|request| {
+                    self.traffic.take_acknowledgement(&mut self.session, now, from, request)
+                }),
                 Err(error) => self.session.log(error.to_string()),
             },
             Kind::Params => {
@@ -607,9 +645,22 @@ impl Worker {
     fn handle_control(&mut self, now: Time, message: Control) {
         match message {
             Control::Plan(plan) => self.take_plan(now, *plan),
-            Control::Go { clock } => self.traffic.release(&mut self.session, clock),
-            Control::BarrierReached { name } => {
+            Control::Go { clock, last } => {
+                if let Some(last) = last {
+                    self.traffic.tickets_mut().hold_clock(clock, WaitCause::Push(last), now);
+                }
+                self.traffic.release(&mut self.session, clock);
+            }
+            Control::Ready { last } => {
+                if let Some(ticket) = self.traffic.tickets().start() {
+                    let cause = last.map_or(WaitCause::Servers, WaitCause::Start);
+                    self.traffic.tickets_mut().hold(ticket, cause, now);
+                }
+            }
+            Control::BarrierReached { name, last } => {
                 if let Some(ticket) = self.barriers.reached(&name) {
+                    let cause = last.map_or(WaitCause::Coordinator, WaitCause::Barrier);
+                    self.traffic.tickets_mut().hold(ticket, cause, now);
                     self.traffic.tickets_mut().answered(ticket);
                 }
             }
@@ -635,6 +686,15 @@ impl Worker {
     /// The whole plan: the first one, or one that may tell of changes that were lost with a connection.
     fn take_plan(&mut self, now: Time, plan: Plan) {
         let Some(known) = self.session.plan() else {
+            let takes_part = self.session.access() != Access::ReadOnly;
+            if takes_part && plan.policy.is_local() && !self.steps_locally {
+                let local = plan.policy.get(Axis::Local);
+                self.session.fail(WorkerError::Order(format!(
+                    "the job has local={local}, and this program synchronises at every step: make a pm.torch.LocalSteps (in Rust, \
+                     follow Job::local_steps), or start the job without `local`"
+                )));
+                return;
+            }
             if self.traffic.begin(&mut self.session, &self.registry, now, plan) {
                 self.handle_timeout(now);
             }

@@ -39,6 +39,7 @@ pub use options::{DEFAULT_TIMEOUT, JobOptions, parse_loops};
 pub use paramill_core::codec::Factors;
 pub use paramill_core::consistency::{Question, WorkerProgress};
 pub use paramill_core::lease::Lease;
+pub use paramill_core::local::{LocalSteps, Replica};
 pub use paramill_core::policy::{Axis, JobPolicies, Policies, PolicyOverride};
 pub use paramill_core::registry::Registry;
 pub use paramill_core::status::{Status, WorkerReport};

@@ -5,8 +5,10 @@
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
+use paramill_core::status::Status;
 use paramill_core::table::TableSpec;
-use paramill_core::types::ServerId;
+use paramill_core::types::{ServerId, WorkerId};
+use paramill_core::waits::WaitCause;
 use paramill_node::client::{ClientError, Job, JobOptions, Table, WorkerError};
 use paramill_node::server::{self, Server, ServerConfig};
 use std::sync::Arc;
@@ -229,4 +231,54 @@ fn workers_compute_within_the_bound_with_a_cache_and_without_and_a_barrier_comes
         assert!(!is_cached || at_once > 0, "nobody used a copy");
         stop(servers);
     }
+}
+
+/// The second worker pushes when the first one waits on all servers, and so is waited for in every round.
+#[test]
+fn the_status_names_the_worker_that_others_wait_for() {
+    const ROUNDS: u64 = 3;
+    let servers = start_servers(&config(2, 2, "bsp"));
+    let (first, table) = join(&servers, 0, TIMEOUT);
+    let (second, others) = join(&servers, 1, TIMEOUT);
+    let gradient = vec![1.0; ELEMENTS];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            first.start().unwrap();
+            for _ in 0..ROUNDS {
+                table.update(&gradient).unwrap();
+                first.clock();
+                table.sync().unwrap();
+            }
+            first.barrier("trained").unwrap();
+        });
+        second.start().unwrap();
+        for _ in 0..ROUNDS {
+            let is_waited_for = |status: &Status| {
+                let mut tables = status.shards.iter().flat_map(|shard| &shard.tables);
+                tables.all(|table| table.waiting.iter().any(|wait| wait.worker == WorkerId(0)))
+            };
+            while !is_waited_for(&second.status().unwrap()) {}
+            others.update(&gradient).unwrap();
+            second.clock();
+            others.sync().unwrap();
+        }
+        second.barrier("trained").unwrap();
+    });
+    let of_first = first.report().waited;
+    assert!(of_first.of(WaitCause::Push(WorkerId(1))) > 0.0, "{of_first:?}");
+    let of_second = second.report().waited;
+    assert_eq!(of_second.of(WaitCause::Push(WorkerId(0))), 0.0, "{of_second:?}");
+    for waited in [of_first, of_second] {
+        assert!(waited.charged() <= waited.seconds * (1.0 + 1e-9), "{waited:?}");
+    }
+    // The coordinator adds up what workers report, with every sign of life.
+    let waited = loop {
+        let waited = first.status().unwrap().waited;
+        if waited.of(WaitCause::Push(WorkerId(1))) > 0.0 {
+            break waited;
+        }
+    };
+    assert_eq!(waited.of(WaitCause::Push(WorkerId(0))), 0.0, "{waited:?}");
+    drop((first, second));
+    stop(servers);
 }

@@ -4,6 +4,7 @@ use crate::arrays;
 use crate::condition;
 use crate::errors::{admin, client, raise};
 use crate::handle::Handle;
+use crate::local::LocalSteps;
 use crate::policy::policies as read_policies;
 use crate::slab::{self, Exchange, Slab};
 use crate::table::Table;
@@ -126,6 +127,12 @@ impl Job {
     fn report(&self) -> PyResult<String> {
         let report = self.job()?.report();
         serde_json::to_string(&report).map_err(|error| raise("ParamillError", error))
+    }
+
+    /// The steps that the job has workers make by themselves, if it has some. Whoever asks follows them.
+    fn local_steps(&self, py: Python<'_>) -> PyResult<Option<LocalSteps>> {
+        let job = self.job()?;
+        Ok(py.detach(|| job.local_steps()).map_err(client)?.map(LocalSteps::from))
     }
 
     /// For each of these tensors, given by name and number of elements, the number of its group: those of one group may be the

@@ -9,6 +9,7 @@ mod device;
 mod errors;
 mod handle;
 mod job;
+mod local;
 mod policy;
 mod pump;
 mod reader;
@@ -28,6 +29,8 @@ mod _native {
     use super::handle::Handle;
     #[pymodule_export]
     use super::job::{Job, environment_url, identity};
+    #[pymodule_export]
+    use super::local::{LocalSteps, outer_optimizer};
     #[pymodule_export]
     use super::policy::{check_policies, codec_keeps_residual, codec_stages, models_of_rounds};
     #[pymodule_export]

@@ -45,7 +45,7 @@ impl Server {
         digest_every: Option<u64>,
     ) -> PyResult<Server> {
         let registry = Arc::new(Registry::builtin());
-        let policy = Policy::default().under(read_policies(policies)?);
+        let policy = Policy::default().under(read_policies(policies)?.with_outer());
         let topology = topology.map_or(Ok(Topology::default()), Topology::parse);
         let topology = topology.map_err(|error| raise("PolicyError", error))?;
         let coordinate = JobConfig { policy, seed, topology, ..JobConfig::new(job, workers, servers) };

@@ -420,6 +420,8 @@ impl Builder {
             lingers: if scenario.readers > 0 { LINGERS } else { Duration::ZERO },
             seed: scenario.seed,
             compute: ComputeClock::new(scenario.compute.clone(), self.faults.clone(), scenario.seed, id),
+            // Whoever checks the job has read it.
+            local: scenario.policy.local(&self.registry).ok().flatten(),
             judge: scenario.judge.clone(),
             slabs: play.slabs,
             nan_p: play.nan_p,

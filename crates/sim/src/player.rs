@@ -3,6 +3,9 @@
 //! An iteration pulls the rows it needs of sparse tables, computes, pushes every table, and waits for the parameters
 //! that follow. Nothing changes what it reads while it computes: a player remembers a digest, and its check fails when
 //! memory is not what it was.
+//!
+//! Under the policy `local` an iteration is `h` steps of computation, and each fragment of the tables is pushed when it is due. What is
+//! pushed has the size of a pseudo-gradient, and the contents of a gradient.
 
 use crate::canary::Canary;
 use crate::compute::ComputeClock;
@@ -10,6 +13,7 @@ use crate::gradient::{Gradients, PushId, touched_rows};
 use crate::judge::{CONDITION, JudgeModel};
 use paramill_core::address::Addresses;
 use paramill_core::landing::{Destination, Landing};
+use paramill_core::local::LocalSteps;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::table::TableSpec;
@@ -43,6 +47,8 @@ pub struct Program {
     pub seed: u64,
     /// Computation times.
     pub compute: ComputeClock,
+    /// Steps that it makes by itself between synchronisations.
+    pub local: Option<LocalSteps>,
     /// What worker 0 says of pulls that servers ask about.
     pub judge: JudgeModel,
     /// Whether dense tables are exchanged as slabs.
@@ -62,6 +68,7 @@ pub struct Player {
     worker: Worker,
     program: Program,
     state: State,
+    local: Option<Local>,
     /// The rows that this iteration works on, for each sparse table, and their values.
     rows: Vec<(Vec<u32>, Vec<f32>)>,
     /// The slabs of dense tables, while the application has them.
@@ -70,6 +77,8 @@ pub struct Player {
     read: Vec<(TableId, u64)>,
     /// What changed while it was read.
     torn: Option<String>,
+    /// The ticket that the application waits for.
+    waits_for: Option<Ticket>,
     /// The pull that is being judged, and until when.
     judged: Option<(Time, Asked)>,
     /// NaNs that were put into gradients.
@@ -77,6 +86,51 @@ pub struct Player {
     times: Times,
     first_clock: Clock,
     stop: Option<Output>,
+}
+
+/// Where a worker is with its own steps.
+#[derive(Debug)]
+struct Local {
+    steps: LocalSteps,
+    /// Of each table.
+    fragments: Vec<usize>,
+    /// Steps of the job that are behind it.
+    made: u64,
+    /// What was pushed and is merged later, by fragment.
+    in_flight: Vec<Option<Pushed>>,
+}
+
+impl Local {
+    fn new(steps: LocalSteps, tables: &[TableSpec]) -> Result<Local, WorkerError> {
+        let sizes: Vec<u64> = tables.iter().map(TableSpec::elements).collect();
+        let fragments = steps.deal(&sizes).map_err(|error| WorkerError::Table(error.to_string()))?;
+        let in_flight = (0..steps.fragments()).map(|_| None).collect();
+        Ok(Local { steps, fragments, made: 0, in_flight })
+    }
+
+    /// The answers that are merged now, if there are some.
+    fn take_merged(&mut self) -> Option<Pushed> {
+        self.in_flight[self.steps.merged_after(self.made).filter(|_| self.steps.late() > 0)?].take()
+    }
+
+    /// The number of steps after which something is pushed or merged next.
+    fn next_due(&self) -> u64 {
+        let is_due =
+            |made: &u64| self.steps.pushed_after(*made).is_some() || self.steps.merged_after(*made).is_some();
+        (self.made + 1..).find(is_due).expect("every fragment has its turn")
+    }
+
+    fn is_in_flight(&self, table: TableId) -> bool {
+        self.in_flight[self.fragments[table.0 as usize]].is_some()
+    }
+}
+
+/// Pushes that are under way, with the parameters that follow.
+#[derive(Debug, Default)]
+struct Pushed {
+    tickets: Vec<Ticket>,
+    /// The exchange of the slabs among them.
+    exchange: Option<Ticket>,
 }
 
 /// How a worker spent its time.
@@ -113,12 +167,12 @@ enum State {
     Computing {
         until: Time,
     },
-    /// Waits for what follows this iteration's pushes.
+    /// Waits for what follows its pushes.
     Waiting {
         since: Time,
-        tickets: Vec<Ticket>,
-        /// The exchange of all slabs.
-        exchange: Option<Ticket>,
+        pushed: Pushed,
+        /// Whether a fragment is to be pushed after that.
+        pushes: bool,
     },
     /// Has done all iterations.
     Lingering {
@@ -133,17 +187,29 @@ impl Player {
     /// A worker that declares its tables and joins at once.
     pub fn new(now: Time, mut worker: Worker, program: Program) -> Player {
         worker.judge(CONDITION);
-        let state = declare_and_start(now, &mut worker, &program).map_or_else(State::Failed, State::Starting);
+        let local = program.local.clone().map(|steps| Local::new(steps, &program.tables)).transpose();
+        if program.local.is_some() {
+            worker.step_locally();
+        }
+        let (local, state) = match local {
+            Ok(local) => {
+                let started = declare_and_start(now, &mut worker, &program);
+                (local, started.map_or_else(State::Failed, State::Starting))
+            }
+            Err(error) => (None, State::Failed(error)),
+        };
         let rows = vec![Default::default(); program.tables.len()];
         Player {
             worker,
             program,
             state,
+            local,
             rows,
             slabs: Vec::new(),
             read: Vec::new(),
             torn: None,
             judged: None,
+            waits_for: None,
             nans: 0,
             times: Times::default(),
             first_clock: 0,
@@ -192,7 +258,7 @@ impl Player {
     pub(crate) fn progress(&self) -> Progress {
         let open = match &self.state {
             State::Pulling { tickets, .. } => tickets.len(),
-            State::Waiting { tickets, exchange, .. } => tickets.len() + usize::from(exchange.is_some()),
+            State::Waiting { pushed, .. } => pushed.tickets.len() + usize::from(pushed.exchange.is_some()),
             _ => 0,
         };
         Progress { clock: self.clock(), state: std::mem::discriminant(&self.state), open }
@@ -234,7 +300,7 @@ impl Player {
                 Some((_, ticket)) => self.worker.explain(now, *ticket),
                 None => format!("is about to compute iteration {clock}"),
             },
-            State::Waiting { tickets, exchange, .. } => match tickets.first().or(exchange.as_ref()) {
+            State::Waiting { pushed, .. } => match pushed.tickets.first().or(pushed.exchange.as_ref()) {
                 Some(ticket) => self.worker.explain(now, *ticket),
                 None => format!("is about to begin iteration {clock}"),
             },
@@ -279,15 +345,18 @@ impl Player {
     fn next_state(&mut self, now: Time) -> Option<Result<State, WorkerError>> {
         match &mut self.state {
             State::Starting(ticket) => {
-                let outcome = self.worker.outcome(*ticket)?;
+                let outcome = outcome(&mut self.worker, &mut self.waits_for, now, *ticket)?;
                 self.worker.redeem(*ticket);
                 self.times.started = outcome.is_ok().then_some(now);
                 self.first_clock = self.worker.current_clock();
+                if let Some(local) = &mut self.local {
+                    local.made = local.steps.first_step(self.first_clock);
+                }
                 Some(outcome.and_then(|()| self.take_slabs()).and_then(|()| self.begin(now)))
             }
             State::Pulling { since, clock, tickets } => {
                 while let Some(&(table, ticket)) = tickets.last() {
-                    if let Err(error) = self.worker.conclude(now, ticket)? {
+                    if let Err(error) = outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
                         return Some(Err(error));
                     }
                     self.rows[table].1 = self.worker.redeem(ticket);
@@ -298,39 +367,49 @@ impl Player {
                 if *clock != self.worker.current_clock() {
                     return Some(self.begin(now));
                 }
-                let time = self.program.compute.step(self.worker.current_clock());
+                let time = match &mut self.local {
+                    None => self.program.compute.step(self.worker.current_clock()),
+                    Some(local) => {
+                        let next = local.next_due();
+                        let first = std::mem::replace(&mut local.made, next);
+                        (first..local.made).map(|step| self.program.compute.step(step)).sum()
+                    }
+                };
                 self.times.computed += time;
                 self.remember_read();
                 Some(Ok(State::Computing { until: now + time }))
             }
             State::Computing { until } if *until <= now => {
                 self.compare_read();
-                Some(self.push(now))
+                Some(match self.local.as_mut().and_then(Local::take_merged) {
+                    Some(pushed) => Ok(State::Waiting { since: now, pushed, pushes: true }),
+                    None => self.push(now),
+                })
             }
             State::Lingering { until } if *until <= now => Some(Ok(State::Leaving(self.worker.leave(now)))),
             State::Computing { .. } | State::Lingering { .. } => None,
-            State::Waiting { since, tickets, exchange } => {
+            State::Waiting { since, pushed: Pushed { tickets, exchange }, pushes } => {
                 while let Some(&ticket) = tickets.last() {
-                    if let Err(error) = self.worker.conclude(now, ticket)? {
+                    if let Err(error) = outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
                         return Some(Err(error));
                     }
                     self.worker.redeem(ticket);
                     tickets.pop();
                 }
                 if let Some(ticket) = *exchange {
-                    match self.worker.conclude(now, ticket)? {
+                    match outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
                         Err(error) if !is_nan(&error) || self.program.nan_p == 0.0 => {
                             return Some(Err(error));
                         }
-                        _ => self.slabs = self.worker.redeem_slabs(ticket),
+                        _ => self.slabs.extend(self.worker.redeem_slabs(ticket)),
                     }
                     *exchange = None;
                 }
                 self.times.waited += now.since(*since);
-                Some(self.begin(now))
+                Some(if *pushes { self.push(now) } else { self.begin(now) })
             }
             State::Leaving(ticket) => {
-                let outcome = self.worker.outcome(*ticket)?;
+                let outcome = outcome(&mut self.worker, &mut self.waits_for, now, *ticket)?;
                 self.stop = outcome.is_ok().then_some(Output::Stop { error: None });
                 Some(outcome.map(|()| State::Over))
             }
@@ -338,9 +417,15 @@ impl Player {
         }
     }
 
-    /// Begins an iteration, or leaves after the last one.
+    /// Begins an iteration, goes on with its own steps, or leaves after the last one.
     fn begin(&mut self, now: Time) -> Result<State, WorkerError> {
         let clock = self.worker.current_clock();
+        let mut in_flight = self.local.iter_mut().flat_map(|local| &mut local.in_flight);
+        if clock >= self.program.iterations
+            && let Some(pushed) = in_flight.find_map(Option::take)
+        {
+            return Ok(State::Waiting { since: now, pushed, pushes: false });
+        }
         let Program { worker, tables, iterations, seed, .. } = &self.program;
         // One that joins when the others are done has nothing left to do.
         if clock >= *iterations {
@@ -370,9 +455,33 @@ impl Player {
         Ok(())
     }
 
+    /// Pushes all tables, or those of the fragment whose turn it is, if it is one's.
     fn push(&mut self, now: Time) -> Result<State, WorkerError> {
+        let Some(local) = &self.local else {
+            let pushed = self.push_those(now, &|_| true)?;
+            self.worker.clock();
+            return Ok(State::Waiting { since: now, pushed, pushes: false });
+        };
+        let (made, late, dealt) = (local.made, local.steps.late(), local.fragments.clone());
+        let (fragment, turns) = (local.steps.pushed_after(made), local.steps.turns_after(made));
+        let Some(fragment) = fragment else { return self.begin(now) };
+        let pushed = self.push_those(now, &|table| dealt[table] == fragment)?;
+        if turns {
+            self.worker.clock();
+        }
+        match &mut self.local {
+            Some(local) if late > 0 => {
+                local.in_flight[fragment] = Some(pushed);
+                self.begin(now)
+            }
+            _ => Ok(State::Waiting { since: now, pushed, pushes: false }),
+        }
+    }
+
+    /// Pushes some of the tables.
+    fn push_those(&mut self, now: Time, wanted: &dyn Fn(usize) -> bool) -> Result<Pushed, WorkerError> {
         let mut tickets = Vec::with_capacity(self.program.tables.len());
-        for index in 0..self.program.tables.len() {
+        for index in (0..self.program.tables.len()).filter(|index| wanted(*index)) {
             if self.program.slabs && !self.program.tables[index].rows {
                 continue;
             }
@@ -384,15 +493,14 @@ impl Player {
             };
             tickets.push(ticket);
         }
-        let exchange = match self.slabs.is_empty() {
-            true => None,
-            false => match self.exchange(now, true) {
-                Err(error) if is_nan(&error) => Some(self.exchange(now, false)?),
+        let exchange = match self.slabs.iter().any(|slab| wanted(slab.table().0 as usize)) {
+            false => None,
+            true => match self.exchange(now, wanted, true) {
+                Err(error) if is_nan(&error) => Some(self.exchange(now, wanted, false)?),
                 exchanged => Some(exchanged?),
             },
         };
-        self.worker.clock();
-        Ok(State::Waiting { since: now, tickets, exchange })
+        Ok(Pushed { tickets, exchange })
     }
 
     fn push_id(&self, table: TableId) -> PushId {
@@ -423,9 +531,17 @@ impl Player {
         pushed
     }
 
-    /// Exchanges all slabs.
-    fn exchange(&mut self, now: Time, may_have_nan: bool) -> Result<Ticket, WorkerError> {
-        let mut slabs = std::mem::take(&mut self.slabs);
+    /// Exchanges the slabs of some tables.
+    fn exchange(
+        &mut self,
+        now: Time,
+        wanted: &dyn Fn(usize) -> bool,
+        may_have_nan: bool,
+    ) -> Result<Ticket, WorkerError> {
+        let is_wanted = |slab: &Slab| wanted(slab.table().0 as usize);
+        let (mut slabs, others) =
+            std::mem::take(&mut self.slabs).into_iter().partition::<Vec<_>, _>(is_wanted);
+        self.slabs = others;
         for slab in &mut slabs {
             let table = slab.table();
             let push = self.push_id(table);
@@ -439,7 +555,8 @@ impl Player {
             SCRATCH.set(computed);
         }
         let exchanged = self.worker.exchange(now, &mut slabs);
-        self.slabs = slabs;
+        // All of them, where nothing was exchanged.
+        self.slabs.extend(slabs);
         exchanged
     }
 
@@ -457,7 +574,9 @@ impl Player {
         let digest = |values: &[f32]| xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(values));
         let lent = self.slabs.iter().map(|slab| (slab.table(), digest(slab.values())));
         let dense = (0..).map(TableId).zip(&self.program.tables).filter(|(_, spec)| !spec.rows);
-        let own = dense.filter(|_| !self.program.slabs);
+        // An application that goes on while parameters are on their way reads its own copy.
+        let is_read = |table| !self.local.as_ref().is_some_and(|local| local.is_in_flight(table));
+        let own = dense.filter(|(table, _)| !self.program.slabs && is_read(*table));
         lent.chain(own.map(|(table, _)| (table, digest(self.worker.values(table))))).collect()
     }
 
@@ -502,6 +621,23 @@ fn declare_and_start(now: Time, worker: &mut Worker, program: &Program) -> Resul
         worker.declare(spec.clone(), (0..spec.elements()).map(at).collect())?;
     }
     worker.start(now)
+}
+
+/// [`Worker::conclude`]. Until there is an outcome the application waits.
+fn outcome(
+    worker: &mut Worker,
+    waits_for: &mut Option<Ticket>,
+    now: Time,
+    ticket: Ticket,
+) -> Option<Result<(), WorkerError>> {
+    let outcome = worker.conclude(now, ticket);
+    if outcome.is_none() && *waits_for != Some(ticket) {
+        worker.begin_wait(now, ticket);
+        *waits_for = Some(ticket);
+    } else if outcome.is_some() && waits_for.take_if(|waited| *waited == ticket).is_some() {
+        worker.end_wait(now, ticket);
+    }
+    outcome
 }
 
 impl Role for Player {

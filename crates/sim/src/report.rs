@@ -8,6 +8,7 @@ use crate::world::Violation;
 use paramill_core::consistency::SyncStats;
 use paramill_core::status::ReadsReport;
 use paramill_core::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::waits::Waited;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,6 +31,8 @@ pub struct Report {
     pub tables: Vec<TableOutcome>,
     /// How every worker fared.
     pub workers: Vec<WorkerOutcome>,
+    /// How long all workers waited together, and for whom: for parameters, at the start and when they left.
+    pub waited: Waited,
     /// Counters of all consistency controllers together.
     pub sync: SyncStats,
     /// Rounds that an answer lacked on average.
@@ -168,6 +171,7 @@ impl Report {
             name: table.name.clone(),
             hash: parameter_hash(&cluster.parameters(TableId(number))),
         });
+        let waited: Vec<Waited> = players.iter().map(|(_, player)| player.worker().report().waited).collect();
         Report {
             seed: scenario.seed,
             finished,
@@ -187,6 +191,7 @@ impl Report {
                     doing: player.doing(now),
                 })
                 .collect(),
+            waited: Waited::sum(&waited),
             mean_staleness: sync.mean_staleness(),
             reads: players
                 .iter()
@@ -231,6 +236,7 @@ mod tests {
     use super::*;
     use crate::compute::ComputeModel;
     use paramill_core::policy::Axis;
+    use paramill_core::waits::WaitCause;
 
     fn hash(scenario: &Scenario) -> String {
         let report = run_scenario(scenario).unwrap();
@@ -282,5 +288,60 @@ mod tests {
         let report = run_scenario(&scenario).unwrap();
         assert!(!report.finished && report.iterations < 100, "{report:?}");
         assert!(report.workers[0].doing.contains("iteration"), "{}", report.workers[0].doing);
+    }
+
+    /// What each worker waited, and what is charged of it.
+    fn waited(scenario: &Scenario) -> Vec<(Waited, Duration)> {
+        let mut cluster = Cluster::new(scenario).unwrap();
+        let mut watch = StallWatch::new(scenario, &scenario.fault_plan().unwrap());
+        let until = Time::from_secs_f64(scenario.limit_s);
+        cluster.run(until, &mut watch).unwrap_or_else(|violation| panic!("{violation}"));
+        let players = cluster.worker_ids().map(|id| cluster.player(id)).collect::<Vec<_>>();
+        assert!(players.iter().all(|player| player.is_finished()));
+        players.iter().map(|player| (player.worker().report().waited, player.times().waited)).collect()
+    }
+
+    #[test]
+    fn all_waiting_is_charged_and_most_of_it_to_the_straggler() {
+        let slow = |scenario: Scenario| Scenario { faults: vec!["worker=1:slow=3x".into()], ..scenario };
+        let calm = || Scenario::new(4, 2, 300);
+        for scenario in [
+            slow(calm()),
+            slow(calm().with(Axis::Sync, "ssp:s=2")),
+            slow(calm().with(Axis::Sync, "bsp:overlap=false")),
+            slow(calm().with(Axis::Broadcast, "chain")),
+            slow(Scenario { aggregators: 2, ..calm().with(Axis::Order, "arrival") }),
+        ] {
+            let sync = (scenario.policy.get(Axis::Sync), scenario.policy.get(Axis::Broadcast));
+            let of_workers = waited(&scenario);
+            for (waited, of_player) in &of_workers {
+                assert!((waited.charged() - waited.seconds).abs() < 1e-6, "{sync:?}: {waited:?}");
+                // The player counts the waits for parameters, and not that for the start and that when it leaves.
+                let others = [WaitCause::Coordinator, WaitCause::Servers].map(|cause| waited.of(cause));
+                let start: f64 = (0..4).map(|rank| waited.of(WaitCause::Start(WorkerId(rank)))).sum();
+                let beside = waited.seconds - of_player.as_secs_f64();
+                let most = start + others.iter().sum::<f64>() + 0.01;
+                assert!((0.0..=most).contains(&beside), "{sync:?}: {of_player:?} of {waited:?}");
+            }
+            let all = Waited::sum(of_workers.iter().map(|(waited, _)| waited));
+            let straggler = all.of(WaitCause::Push(WorkerId(1)));
+            assert_eq!(all.causes[0].cause, WaitCause::Push(WorkerId(1)), "{sync:?}: {all:?}");
+            assert!(straggler > 0.5 * all.seconds, "{sync:?}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn partial_pulls_and_servers_that_stand_still_are_charged_too() {
+        let psp = Scenario::new(4, 2, 300).with(Axis::Sync, "psp:c=2,b=0.5");
+        let uniform = Scenario::new(4, 2, 300).with(Axis::Placement, "uniform").with(Axis::Chunk, "32B");
+        let paused = Scenario { faults: vec!["server=1:pause=2s@0.1s".into()], ..uniform };
+        for scenario in [psp, paused.clone()] {
+            for (waited, _) in waited(&scenario) {
+                assert!((waited.charged() - waited.seconds).abs() < 1e-6, "{waited:?}");
+            }
+        }
+        let all = run_scenario(&paused).unwrap().waited;
+        let slow = all.of(WaitCause::Server(ServerId(1)));
+        assert!((7.0..9.0).contains(&slow), "all four workers waited for two seconds: {all:?}");
     }
 }

@@ -83,10 +83,11 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 10] = [
+pub const EVENTS: [&str; 11] = [
     "cache",
     "join",
     "landing",
+    "local",
     "nan",
     "reader",
     "restart",
@@ -200,6 +201,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
         ("cache", cluster.worker_ids().any(is_at_once)),
         ("join", has_joined),
         ("landing", counts.landings > 0),
+        ("local", drawn.scenario.policy.is_local()),
         ("nan", nans > 0),
         ("reader", drawn.scenario.readers > 0),
         ("restart", counts.restarts > 0),
@@ -378,7 +380,7 @@ mod tests {
                 Outcome::Correctness(what) | Outcome::Liveness(what) => what.contains(sentence),
                 Outcome::Passed | Outcome::Crash(_) => false,
             };
-            assert!((0..400).any(is_it), "{canary:?} is not found");
+            assert!((0..800).any(is_it), "{canary:?} is not found");
         }
     }
 

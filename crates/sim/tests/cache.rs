@@ -44,7 +44,6 @@ fn with_a_cache_ssp_makes_a_fifth_more_iterations_a_second_over_a_loaded_link() 
             format!("{seconds:.2} s, {pushed} MiB pushed, {pulled} MiB pulled, link {load:.2}, {reads:?}")
         };
         let figures = format!("{model}\ncache=on:  {}\ncache=off: {}", line(&cached), line(&waiting));
-        println!("{figures}");
         assert!(waiting.seconds >= 1.2 * cached.seconds, "{figures}");
         assert!(cached.reads.max_staleness <= bound && waiting.reads.max_staleness <= bound, "{figures}");
         assert!(cached.reads.at_once > cached.reads.after_wait && waiting.reads.at_once == 0, "{figures}");

@@ -1,4 +1,4 @@
-"""Paramill for PyTorch: an optimizer whose update is made by servers, or whose gradients are averaged by them.
+"""Paramill for PyTorch: an optimizer whose update is made by servers, whose gradients are averaged by them, or which synchronises now and then.
 
 >>> import torch, paramill as pm
 >>> model = torch.nn.Linear(2, 1)
@@ -16,7 +16,8 @@ True
 
 from .averaging import AveragingOptimizer
 from .data import ShardSampler
+from .local import LocalSteps
 from .optimizer import DistributedOptimizer
 from .rules import rule_of
 
-__all__ = ["AveragingOptimizer", "DistributedOptimizer", "ShardSampler", "rule_of"]
+__all__ = ["AveragingOptimizer", "DistributedOptimizer", "LocalSteps", "ShardSampler", "rule_of"]

@@ -349,7 +349,7 @@ def check_is_text(optimizer: Any) -> None:
     )
 
 
-def check_keywords(kind: type[JobOptimizer], policies: Iterable[str]) -> None:
+def check_keywords(kind: Any, policies: Iterable[str]) -> None:
     """Refuses keyword arguments that neither an optimizer nor a policy has."""
     parameters = inspect.signature(kind.__init__).parameters.values()
     own = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD][1:]

@@ -119,7 +119,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     // A server knows no workload whose optimizer could be the default.
     if job.config.is_none() {
         let default = Policies::of([(Axis::Optimizer, Axis::Optimizer.info().default)]);
-        job.policy.0 = job.policy.0.over(default);
+        job.policy.0 = job.policy.0.with_outer().over(default);
     }
     let host = args.host.first().map(String::as_str);
     let listen = listening::address(args.listen.as_deref(), host, url::DEFAULT_PORT);

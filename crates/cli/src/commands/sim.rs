@@ -5,7 +5,7 @@ mod sockets;
 use crate::args::{ScenarioArgs, SimCommand, SwarmArgs};
 use crate::failure::{Failure, OrUsage};
 use crate::input::read_text;
-use crate::output::{Align, Output, Table, bytes};
+use crate::output::{self, Align, Output, Table, bytes};
 use anyhow::{Context, anyhow};
 use paramill_sim::canary::Canary;
 use paramill_sim::report::{Report, run_scenario};
@@ -215,6 +215,9 @@ fn print(report: &Report, output: &Output) -> Result<(), Failure> {
         ]);
     }
     output.table(&workers)?;
+    for line in report.waited.lines(output::WAIT_CAUSES) {
+        output.text(line)?;
+    }
     let mut tables = Table::new([("table", Align::Left), ("hash of the final parameters", Align::Left)]);
     for table in &report.tables {
         tables.row([&table.name, &table.hash]);

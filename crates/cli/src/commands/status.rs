@@ -2,7 +2,7 @@
 
 use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
-use crate::output::{Align, Output, Table, bytes, count};
+use crate::output::{Align, Output, Table, WAIT_CAUSES, bytes, count};
 use paramill_core::status::{
     AggregatorStatus, LinksReport, MemberState, ReaderStatus, ReceiverStatus, RoomChange, ShardReport,
     Status, WorkerStatus,
@@ -39,7 +39,8 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
     for pack in &status.packs {
         output.text(format!("table `{}` is {}", pack.table, pack.layers.join(", ")))?;
     }
-    for line in waits(&status).into_iter().chain(thresholds(&status)) {
+    let waited = status.waited.lines(WAIT_CAUSES);
+    for line in waits(&status).into_iter().chain(waited).chain(thresholds(&status)) {
         output.text(line)?;
     }
     for warning in &status.warnings {

@@ -31,6 +31,11 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
         ))
         .or_usage();
     }
+    if let Some(local) = plan.policy.local(registry).or_usage()? {
+        let usual = paramill_train::find(&plan.workload.name).or_usage()?.optimizer;
+        let (inner, outer) = (local.inner().unwrap_or(usual), plan.policy.get(Axis::Optimizer));
+        output.note(format!("workers step by {inner}, and servers by {outer} every {} steps", local.h()));
+    }
     let training::Outcome { report, troubles } = training::run(&plan, args.restart, registry, output)?;
     report.print(output)?;
     if let Some(path) = &args.plot {

@@ -1,12 +1,13 @@
 //! What is said of a job that has ended.
 
 use super::worker::{Step, Work, WorkerResult};
-use crate::output::{Align, Output, Table, bytes};
+use crate::output::{Align, Output, Table, WAIT_CAUSES, bytes};
 use crate::plan::JobPlan;
 use crate::plot::{Body, Chart, Line};
 use anyhow::{Context, Result};
 use paramill_core::policy::{Axis, Policy};
 use paramill_core::status::ReadsReport;
+use paramill_core::waits::Waited;
 use serde::Serialize;
 
 /// The result of a training job. With `--json` this is the object on stdout.
@@ -53,6 +54,8 @@ pub(crate) struct TrainReport {
     /// Worker processes that were started anew.
     pub(crate) restarts: u32,
     pub(crate) server_memory_bytes: Vec<u64>,
+    /// How long all workers waited together until they had trained, and for whom.
+    pub(crate) waited: Waited,
     /// Of the dense parameters as the workers have them at the end; `None` where they have different ones, as they may under models
     /// that let them.
     pub(crate) digest: Option<String>,
@@ -112,6 +115,7 @@ impl TrainReport {
             dead_workers: end.dead_workers,
             restarts,
             server_memory_bytes: end.server_memory_bytes,
+            waited: end.waited,
             digest: common_digest(results),
             curve,
         })
@@ -152,6 +156,10 @@ impl TrainReport {
                 "DPRs",
                 format!("{} of {} pulls were delayed (delayed pull requests)", self.dprs, self.pulls),
             );
+        }
+        row("waiting", format!("{:.1} s of workers' time", self.waited.seconds));
+        for (cause, text) in self.waited.texts(WAIT_CAUSES) {
+            row(&format!("  for {cause}"), text);
         }
         if self.dropped > 0 {
             row("dropped", format!("{} gradients came too late", self.dropped));
@@ -258,6 +266,7 @@ mod tests {
             nonfinite: 0,
             dead_workers: Vec::new(),
             server_memory_bytes: Vec::new(),
+            waited: Waited::default(),
         };
         let result = WorkerResult {
             rank: 0,

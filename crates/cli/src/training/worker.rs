@@ -1,12 +1,16 @@
 //! What one worker of a training job does.
 
+mod local;
+
 use crate::plan::JobPlan;
 use anyhow::{Context, Result};
+use local::LocalTraining;
 use paramill_core::codec::Factors;
 use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
 use paramill_core::status::{MemberState, ReadsReport, Status};
 use paramill_core::types::WorkerId;
+use paramill_core::waits::Waited;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
 use paramill_sim::report::parameter_hash;
 use paramill_train::{ProductGradient, Touched, Workload};
@@ -88,6 +92,8 @@ pub(crate) struct JobEnd {
     pub(crate) dead_workers: Vec<u32>,
     /// Bytes held by each server for parameters, accumulators and optimizer state.
     pub(crate) server_memory_bytes: Vec<u64>,
+    /// How long workers waited, and for whom.
+    pub(crate) waited: Waited,
 }
 
 /// Trains as worker `rank` of a job that was joined; `tell` hears how far it is now and then. The result is there before the worker
@@ -101,12 +107,21 @@ pub(crate) fn run(
     tell: impl Fn(Step),
 ) -> Result<WorkerResult> {
     let mut tables = create_tables(job, workload.as_ref())?;
+    let mut local = match plan.policy.is_local() {
+        true => Some(LocalTraining::new(job, workload.as_ref(), &tables)?),
+        false => None,
+    };
     job.start().context("the job did not start")?;
     let total = workload.steps_per_epoch() * plan.workload.epochs;
     let last_epoch = total - workload.steps_per_epoch();
     let stride = (total / CURVE_POINTS).max(1);
     let began = Instant::now();
     let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
+    // A worker that joined goes on from where the job is.
+    let mut step = match &mut local {
+        Some(local) => local.begin(job, &mut tables)?,
+        None => job.iteration(),
+    };
     let work = |steps: u64| {
         let report = job.report();
         Work {
@@ -120,16 +135,18 @@ pub(crate) fn run(
     };
     let mut steps = 0;
     loop {
-        // A worker that joined goes on from where the job is, and one that rounds closed without leaves steps out.
-        let step = job.iteration();
+        // One that rounds closed without leaves steps out.
+        if local.is_none() {
+            step = job.iteration();
+        }
         if step >= total {
             break;
         }
         let touched = workload.prepare(step);
-        for (table, touched) in tables.iter_mut().zip(&touched) {
+        for (table, touched) in tables.iter_mut().zip(&touched).filter(|_| local.is_none()) {
             table.fetch(touched)?;
         }
-        if job.iteration() >= total {
+        if local.is_none() && job.iteration() >= total {
             break;
         }
         let loss = compute(&mut tables, workload.as_mut(), faults, rank, step);
@@ -137,16 +154,25 @@ pub(crate) fn run(
         if step >= last_epoch {
             final_losses.add(loss);
         }
-        for (number, (table, touched)) in tables.iter_mut().zip(&touched).enumerate() {
-            table.send(touched, workload.product(number))?;
+        match &mut local {
+            Some(local) => local.step(job, &mut tables, step)?,
+            None => {
+                for (number, (table, touched)) in tables.iter_mut().zip(&touched).enumerate() {
+                    table.send(touched, workload.product(number))?;
+                }
+                job.clock();
+            }
         }
-        job.clock();
         steps += 1;
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
             let clock = step + 1;
             tell(Step { rank: rank.0, clock, total, loss: recent.take(), work: work(steps) });
             told = Instant::now();
         }
+        step += 1;
+    }
+    if let Some(local) = &mut local {
+        local.finish(job, &mut tables, total)?;
     }
     for table in &mut tables {
         table.settle()?;
@@ -272,6 +298,7 @@ fn judge(job: &Job, tables: &[Trained], workload: &dyn Workload) -> Result<JobEn
         nonfinite: status.shards.iter().map(|shard| shard.nonfinite).sum(),
         dead_workers: dead.map(|worker| worker.worker.0).collect(),
         server_memory_bytes: server_memory(&status),
+        waited: status.waited,
     })
 }
 

@@ -7,6 +7,7 @@ use crate::intake::GradientFrame;
 use crate::limits;
 use crate::table::{Layout, LocalChunk};
 use crate::types::{AggregatorId, Clock, Time, WorkerId};
+use crate::waits::Delay;
 use crate::wire::frame::{self, Form};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -43,6 +44,7 @@ pub(super) struct Aggregate {
     slowest: usize,
     contributors: BTreeSet<WorkerId>,
     complete: BTreeMap<WorkerId, Complete>,
+    last_complete: Option<(WorkerId, Time)>,
     /// Aggregators below that have sums in it.
     lowers: BTreeMap<AggregatorId, LowerPart>,
     /// Lists of aggregators below, of which workers are complete in it, by their numbers.
@@ -75,6 +77,8 @@ pub(super) struct Complete {
     /// The number that the shard knows its request by, while the worker is connected.
     pub(super) route: u64,
     pub(super) want_params: bool,
+    /// When it was.
+    pub(super) at: Time,
     /// It was in a list from below: the aggregator there tells the worker that its push is taken, when the list is noted.
     pub(super) is_listed: bool,
     /// The worker sent the push again after the aggregate had left.
@@ -104,6 +108,7 @@ impl Aggregate {
             slowest: usize::MAX,
             contributors: BTreeSet::new(),
             complete: BTreeMap::new(),
+            last_complete: None,
             lowers: BTreeMap::new(),
             lists: Vec::new(),
             added: Time::ZERO,
@@ -228,6 +233,18 @@ impl Aggregate {
     pub(super) fn complete(&mut self, worker: WorkerId, complete: Complete) {
         self.contributors.insert(worker);
         self.complete.insert(worker, complete);
+        self.last_complete = Some((worker, complete.at));
+    }
+
+    /// The worker whose push was the last to be complete.
+    pub(super) fn last_complete(&self) -> Option<WorkerId> {
+        self.last_complete.map(|(worker, _)| worker)
+    }
+
+    /// For how long a worker's push was held here until the last one was complete.
+    pub(super) fn hold_of(&self, complete: &Complete) -> Option<Delay> {
+        let (by, at) = self.last_complete?;
+        Some(Delay { by, time: at.since(complete.at) }).filter(|hold| !hold.time.is_zero())
     }
 
     pub(super) fn completed(&self) -> &BTreeMap<WorkerId, Complete> {
@@ -335,9 +352,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_told() {
         let (layout, mut aggregate) = (layout(), aggregate());
-        aggregate
-            .complete
-            .insert(WorkerId(0), Complete { route: 1, want_params: false, is_listed: false, again: None });
+        aggregate.complete.insert(
+            WorkerId(0),
+            Complete { route: 1, want_params: false, at: Time::ZERO, is_listed: false, again: None },
+        );
         assert!(aggregate.check(&layout).is_err(), "complete without a gradient");
         add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
         assert_eq!(aggregate.check(&layout), Ok(()));

@@ -183,6 +183,9 @@ impl Aggregation {
         let is_left_over = completed == 0
             && aggregate.lowers().is_empty()
             && !aggregate.contributors().iter().any(|worker| peers.members.contains(*worker));
+        for complete in aggregate.completed().values() {
+            peers.uplink.routes.hold(complete.route, aggregate.hold_of(complete));
+        }
         peers.out.report.groups += u64::from(completed > 0);
         peers.out.report.gradients += completed;
         let count = if is_left_over { 0 } else { table.layout().chunks().len() };
@@ -391,7 +394,12 @@ impl Aggregation {
         let table = &mut tables[number];
         let Some(aggregate) = flights.get_mut(id) else { return };
         aggregate.add_list(from, list.subject.request);
-        for &Entry { worker, want_params, request } in entries {
+        // The last one of them comes last here too.
+        let is_last = |entry: &&Entry| Some(entry.worker) == list.last;
+        let last = entries.iter().filter(is_last);
+        for &Entry { worker, want_params, request } in
+            entries.iter().filter(|entry| !is_last(entry)).chain(last)
+        {
             let is_refused = fault.is_some();
             table.complete(worker, clock);
             let push = CompletePush {
@@ -407,7 +415,7 @@ impl Aggregation {
             let route = if is_refused { 0 } else { peers.uplink.open(push, id) };
             aggregate.complete(
                 worker,
-                Complete { route, want_params: push.want_params, is_listed: true, again: None },
+                Complete { route, want_params: push.want_params, at: now, is_listed: true, again: None },
             );
         }
         if !flights.has_deadline(id) {
@@ -624,7 +632,8 @@ fn completed_frame(flight: Flight, aggregate: &Aggregate, peers: &Peers<'_, '_>)
     });
     let bytes = group::encode(entries);
     let aggregate::Subject { clock, attempt, .. } = aggregate.subject();
-    let completed = Completed { subject: wire_subject(flight, aggregate), clock, attempt };
+    let (subject, last) = (wire_subject(flight, aggregate), aggregate.last_complete());
+    let completed = Completed { subject, clock, attempt, last };
     Frame { header: completed.header(bytes.len()), body: Body::Bytes(bytes) }
 }
 
@@ -719,7 +728,7 @@ impl Sink for AggregateSink<'_, '_> {
         if let Some(aggregate) = flights.get_mut(id) {
             let route = self.peers.uplink.open(complete_push, id);
             let want_params = complete_push.want_params;
-            let complete = Complete { route, want_params, is_listed: false, again: None };
+            let complete = Complete { route, want_params, at: frame.now, is_listed: false, again: None };
             aggregate.complete(push.worker(), complete);
         }
         self.may_seal = true;

@@ -102,7 +102,12 @@ mod tests {
     const ID: AggregatorId = AggregatorId(4);
 
     fn list(number: u64) -> Completed {
-        Completed { subject: Subject { epoch: 1, table: TableId(0), request: number }, clock: 0, attempt: 0 }
+        Completed {
+            subject: Subject { epoch: 1, table: TableId(0), request: number },
+            clock: 0,
+            attempt: 0,
+            last: None,
+        }
     }
 
     #[test]

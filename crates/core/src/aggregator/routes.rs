@@ -4,6 +4,7 @@ use super::aggregate::AggregateId;
 use super::members::Caller;
 use crate::store::Place;
 use crate::types::{AggregatorId, Clock, WorkerId};
+use crate::waits::Delay;
 use std::collections::BTreeMap;
 
 /// A worker's request that a shard is at.
@@ -30,6 +31,8 @@ pub(super) struct Route {
     pub(super) bytes: usize,
     /// Place in the worker's shared memory for the table's first parameter.
     pub(super) reply_place: Option<Place>,
+    /// How long its push was held here for those of others.
+    pub(super) hold: Option<Delay>,
 }
 
 impl Route {
@@ -56,6 +59,13 @@ impl Routes {
         }
         self.by_number.insert(self.last, route);
         self.last
+    }
+
+    /// A request was held here for others.
+    pub(super) fn hold(&mut self, number: u64, hold: Option<Delay>) {
+        if let Some(route) = self.by_number.get_mut(&number) {
+            route.hold = hold;
+        }
     }
 
     pub(super) fn get(&self, number: u64) -> Option<&Route> {
@@ -150,6 +160,7 @@ mod tests {
             awaits_params: true,
             bytes: 0,
             reply_place: None,
+            hold: None,
         }
     }
 

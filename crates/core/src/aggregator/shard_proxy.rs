@@ -17,6 +17,7 @@ use crate::policy::NonFinite;
 use crate::role::{Body, Lost, Output};
 use crate::server::aggregators::Turn;
 use crate::types::{AggregatorId, Clock, ConnectionId, ProcessId, ShardId, TableId, Time, WorkerId};
+use crate::waits::Delay;
 use crate::wire::ack;
 use crate::wire::control;
 use crate::wire::frame::{
@@ -593,7 +594,11 @@ impl ShardProxy {
             _ => None,
         };
         let subject = Subject { request: route.request, ..params.subject };
-        let header = Params { subject, reply_place, ..params }.header(payload.len());
+        let delay = match params.piece.is_last {
+            true => Delay::after(route.hold, params.delay),
+            false => None,
+        };
+        let header = Params { subject, reply_place, delay, ..params }.header(payload.len());
         out.report.bytes_to_workers += payload.len() as u64;
         let body = if payload.is_empty() { Body::Empty } else { Body::Bytes(payload.to_vec()) };
         out.send(self.uplink.connection_of(route.caller()), header, body);

@@ -387,7 +387,8 @@ mod tests {
 
         fn take(&mut self, place: u32, version: Clock, form: Form, payload: &[u8], digest: u64) -> Said {
             let piece = Piece { chunk: [4, 6][place as usize], sequence: place, is_last: place == 1 };
-            let update = Update { epoch: 1, table: TABLE, round: version, version, piece, form, digest };
+            let update =
+                Update { epoch: 1, table: TABLE, round: version, version, piece, form, digest, delay: None };
             let (now, header) = (self.now, update.header(payload.len()));
             self.act(|streams, uplink, out| streams.take_update(now, &header, payload, uplink, out))
         }

@@ -491,6 +491,7 @@ mod tests {
             awaits_params: false,
             bytes: 0,
             reply_place: None,
+            hold: None,
         }
     }
 

@@ -94,6 +94,7 @@ impl Uplink {
             awaits_params: want_params,
             bytes: 0,
             reply_place,
+            hold: None,
         })
     }
 
@@ -176,6 +177,7 @@ impl Uplink {
             awaits_params: wants,
             bytes,
             reply_place,
+            hold: None,
         }))
     }
 }

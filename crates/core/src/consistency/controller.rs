@@ -6,9 +6,11 @@ use super::{Admit, Close, Decision, Exec, PullView, Question, SyncPolicy, SyncSt
 use crate::limits;
 use crate::prng::Prng;
 use crate::types::{Clock, Time, WorkerId};
+use crate::waits::Delay;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Decides for one table on one shard when gradients count, when rounds close and when pulls are answered.
 ///
@@ -39,6 +41,8 @@ pub struct Controller {
     /// Pushes of workers that left: one that comes back must not have a push applied twice.
     departed: BTreeMap<WorkerId, Departed>,
     stats: SyncStats,
+    /// The worker that pushed or left since the table was last settled.
+    mover: Option<WorkerId>,
 }
 
 /// One advance of `V_train`.
@@ -54,6 +58,8 @@ pub struct Advance {
     pub weight: f32,
     /// Factor of the learning rate of its step.
     pub lr_factor: f32,
+    /// The worker that the round was closed by: its push or its departure was the last; without one, the slowest.
+    pub closed_by: Option<WorkerId>,
 }
 
 /// Outcome of a pull.
@@ -77,6 +83,8 @@ pub struct Released {
     pub token: u64,
     /// Rounds that the answer lacks.
     pub staleness: u64,
+    /// How long it waited, and for whom; `None` if that was the worker that asked.
+    pub delay: Option<Delay>,
 }
 
 /// A pull that waits.
@@ -193,9 +201,11 @@ impl Delayed {
         matches!(self.wait.judged, Judged::Asked(_))
     }
 
-    fn due(&self, at: Time) -> Due {
+    fn due(&self, at: Time, by: Option<WorkerId>) -> Due {
         let Delayed { progress, worker, token, since, is_dpr, .. } = *self;
-        Due { worker, token, progress, since, at, is_dpr }
+        // A pull that was never told to wait has waited for worker 0, which was asked about it.
+        let by = if is_dpr { by } else { Some(WorkerId::FIRST) };
+        Due { worker, token, progress, since, at, by, is_dpr }
     }
 }
 
@@ -216,6 +226,8 @@ struct Due {
     progress: i64,
     since: Time,
     at: Time,
+    /// The worker that it waited for.
+    by: Option<WorkerId>,
     is_dpr: bool,
 }
 
@@ -238,6 +250,7 @@ impl Controller {
             questions: Questions::default(),
             departed: BTreeMap::new(),
             stats: SyncStats::default(),
+            mover: None,
         }
     }
 
@@ -290,6 +303,7 @@ impl Controller {
             Some(_) => admit,
         };
         if matches!(admit, Admit::Late | Admit::Now | Admit::Round(_)) {
+            self.mover = Some(worker);
             self.questions.note_change();
         }
         match admit {
@@ -330,8 +344,10 @@ impl Controller {
         self.end_late_questions(now);
         if !self.round_is_over(now) {
             self.ask_again(now);
+            self.mover = None;
             return None;
         }
+        let closed_by = self.waited_for();
         self.questions.note_change();
         let closed = self.state.v_train();
         let (contributions, weight) = (self.state.contributions(), self.state.weight());
@@ -343,8 +359,8 @@ impl Controller {
         self.stats.advances += 1;
         self.state.measure();
         self.policy.model.observe(&self.state);
-        self.release(now);
-        Some(Advance { version: self.state.v_train(), closed, contributions, weight, lr_factor })
+        self.release(now, closed_by);
+        Some(Advance { version: self.state.v_train(), closed, contributions, weight, lr_factor, closed_by })
     }
 
     /// A worker that completed `clock` iterations asks for parameters; `token` names the pull when it is released.
@@ -381,7 +397,9 @@ impl Controller {
             self.stats.released += 1;
             self.stats.waited_ns = self.stats.waited_ns.saturating_add(due.at.0.saturating_sub(due.since.0));
         }
-        Some(Released { worker: due.worker, token: due.token, staleness })
+        let by = due.by.filter(|by| *by != due.worker);
+        let delay = by.map(|by| Delay { by, time: due.at.since(due.since) });
+        Some(Released { worker: due.worker, token: due.token, staleness, delay })
     }
 
     /// The worker's connection is gone: its pulls are forgotten. What it sends again is not another DPR.
@@ -446,7 +464,7 @@ impl Controller {
         let Some(at) = self.delayed.iter().position(is_it) else { return };
         let mut pull = self.delayed.swap_remove(at);
         match holds {
-            Some(true) => self.released.push_back(pull.due(now)),
+            Some(true) => self.released.push_back(pull.due(now, self.waited_for())),
             Some(false) => {
                 pull.wait.judged = Judged::ByWorker;
                 self.delay(pull);
@@ -487,6 +505,7 @@ impl Controller {
         self.cancel(worker);
         self.questions.note_change();
         let Some(left) = self.state.leave(worker) else { return };
+        self.mover = Some(worker);
         let before = self.departed.get(&worker);
         let pushed = left.pushed().max(before.and_then(|before| before.pushed));
         let began = pushed.max(under_way).max(before.and_then(|before| before.began));
@@ -653,7 +672,7 @@ impl Controller {
     fn fall_back(&mut self, now: Time, mut pull: Delayed, why: Unanswered) {
         let (view, question) = (self.view(pull.worker, pull.progress), pull.wait.question);
         match self.ask_fallback(&view, why) {
-            Ok(()) => self.released.push_back(pull.due(now)),
+            Ok(()) => self.released.push_back(pull.due(now, self.waited_for())),
             Err(wait) => {
                 pull.wait = Wait { question, ..wait };
                 self.delay(pull);
@@ -667,7 +686,7 @@ impl Controller {
         meant.sort_unstable_by_key(Delayed::turn);
         for mut pull in meant {
             match self.judge(now, &self.view(pull.worker, pull.progress)) {
-                Ok(()) => self.released.push_back(pull.due(now)),
+                Ok(()) => self.released.push_back(pull.due(now, self.waited_for())),
                 Err(wait) => {
                     pull.wait = wait;
                     self.delay(pull);
@@ -696,8 +715,20 @@ impl Controller {
         }
     }
 
+    /// The worker that pulls which are released now have waited for. Where time, another model or worker 0's word releases them,
+    /// it is the one that is furthest behind.
+    fn waited_for(&self) -> Option<WorkerId> {
+        self.mover.or_else(|| self.state.slowest().map(|(worker, _)| worker))
+    }
+
+    /// How long the live worker that pushed least recently has had nothing to push, this one aside.
+    pub(crate) fn longest_since_push(&self, now: Time, but: WorkerId) -> Option<Duration> {
+        let others = self.state.workers().filter(|(worker, _)| *worker != but);
+        others.filter_map(|(_, known)| known.last_push()).min().map(|earliest| now.since(earliest))
+    }
+
     /// Lets go the delayed pulls that this version answers: those of low progress.
-    fn release(&mut self, now: Time) {
+    fn release(&mut self, now: Time, by: Option<WorkerId>) {
         let answered = |state: &SyncState, policy: &SyncPolicy, delayed: &Delayed| match policy.exec {
             Exec::Lazy => delayed.progress < signed(state.v_train()),
             // It may be answered at once: nobody has said that it waits.
@@ -717,7 +748,7 @@ impl Controller {
         }
         delayed.sort_unstable_by_key(Delayed::turn);
         let due = delayed.extract_if(.., |delayed| answered(state, policy, delayed));
-        released.extend(due.map(|delayed| delayed.due(now)));
+        released.extend(due.map(|delayed| delayed.due(now, by)));
     }
 
     fn releasing_version(&self, progress: i64) -> Clock {
@@ -794,7 +825,8 @@ mod tests {
             push(&mut controller, 1, clock);
             assert!(controller.advance(Time::ZERO).is_some());
         }
-        let released = Released { worker: WorkerId(0), token: 7, staleness: 1 };
+        let delay = Some(Delay { by: WorkerId(1), time: Duration::ZERO });
+        let released = Released { worker: WorkerId(0), token: 7, staleness: 1, delay };
         assert_eq!((controller.poll_released(), controller.poll_released()), (Some(released), None));
     }
 
@@ -814,6 +846,39 @@ mod tests {
         }
         assert_eq!(tokens, [1, 3]);
         assert_eq!(controller.stats().waited_ns, 8);
+    }
+
+    #[test]
+    fn a_delayed_pull_names_the_worker_that_was_the_last_to_push_or_to_leave() {
+        let mut controller = controller("bsp", 3);
+        let delays = |controller: &mut Controller, at| {
+            while controller.advance(at).is_some() {}
+            let released = std::iter::from_fn(|| controller.poll_released());
+            released.map(|released| (released.worker.0, released.delay)).collect::<Vec<_>>()
+        };
+        let second = |count: u64| Time(count * 1_000_000_000);
+        let by = |rank, seconds| Some(Delay { by: WorkerId(rank), time: Duration::from_secs(seconds) });
+        push(&mut controller, 0, 0);
+        controller.pull(second(1), WorkerId(0), 1, 0);
+        push(&mut controller, 2, 0);
+        controller.pull(second(3), WorkerId(2), 1, 1);
+        assert_eq!(delays(&mut controller, second(4)), []);
+        push(&mut controller, 1, 0);
+        assert_eq!(delays(&mut controller, second(7)), [(0, by(1, 6)), (2, by(1, 4))]);
+        // The next round waits for a worker that dies.
+        for rank in [1, 0] {
+            push(&mut controller, rank, 1);
+        }
+        controller.pull(second(8), WorkerId(0), 2, 2);
+        assert_eq!(delays(&mut controller, second(8)), []);
+        controller.remove_worker(WorkerId(2), None);
+        assert_eq!(delays(&mut controller, second(20)), [(0, by(2, 12))]);
+        // A switch of the model names the slowest.
+        push(&mut controller, 0, 2);
+        controller.pull(second(21), WorkerId(0), 3, 3);
+        assert_eq!(delays(&mut controller, second(21)), []);
+        controller.set_policy(second(22), SyncPolicy::parse(&axis(), "asp").unwrap());
+        assert_eq!(delays(&mut controller, second(22)), [(0, by(1, 1))]);
     }
 
     #[test]

@@ -4,7 +4,8 @@ use crate::broadcast::Topology;
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
-use crate::policy::{Axis, Policy, PolicyOverride, Reduce};
+use crate::local;
+use crate::policy::{Axis, JobPolicies, Policy, PolicyOverride, Reduce};
 use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::JobSize;
@@ -55,6 +56,11 @@ impl JobConfig {
     /// The configuration that servers need before they start their data cores.
     pub fn size(&self) -> JobSize {
         JobSize { workers: self.workers, servers: self.servers }
+    }
+
+    /// The policies that the job begins with.
+    pub(super) fn policies(&self) -> JobPolicies {
+        JobPolicies { policy: self.policy.clone(), overrides: self.overrides.clone() }
     }
 
     /// The tables that are not cut, ascending: on some server their policies need whole layers
@@ -183,6 +189,9 @@ pub(super) fn check_table(
                 Axis::AnswerCodec
             )));
         }
+        if policy.is_local() {
+            check_local(table, &policy, &sync, registry).map_err(fault)?;
+        }
         if answers.needs_bandwidth().is_some() && !policy.is_broadcast() {
             return Err(fault(format!(
                 "`{answers}` follows the links on which versions are broadcast, and answers to pulls are none; give it \
@@ -258,6 +267,48 @@ fn check_broadcast(table: &TableSpec, policy: &Policy, sync: &SyncPolicy) -> Res
         return Err(format!(
             "`{sync}` holds pulls back until all have pushed, and there are no pulls where versions are broadcast; leave \
              out `overlap=false`, or use {axis}=none"
+        ));
+    }
+    Ok(())
+}
+
+/// Whether workers can make local steps on a table. They have it whole, and each fragment is pushed and answered by itself.
+fn check_local(
+    table: &TableSpec,
+    policy: &Policy,
+    sync: &SyncPolicy,
+    registry: &Registry,
+) -> Result<(), String> {
+    let local = format!("{}={}", Axis::Local, policy.get(Axis::Local));
+    if table.rows {
+        return Err(format!(
+            "{local}: workers step whole tables by themselves, and of a table of rows they have single rows; leave out `{}`",
+            Axis::Local
+        ));
+    }
+    if sync.partial_pull().is_some() {
+        return Err(format!(
+            "{local}: b and tau2 of `{sync}` are about the parameters of all tables at once, and fragments are synchronised one by \
+             one; leave b and tau2 out"
+        ));
+    }
+    if sync.model.catches_up() {
+        return Err(format!(
+            "{local}: under `{sync}` slow workers leave rounds out, and all workers' fragments have their turns by rounds; use `drop` \
+             or `ssp`"
+        ));
+    }
+    if !sync.overlap {
+        return Err(format!(
+            "{local}: `{sync}` holds answers back until all tables are pushed, and fragments are pushed one by one; leave out \
+             `overlap=false`"
+        ));
+    }
+    let optimizer = policy.optimizer(registry).map_err(|error| error.to_string())?;
+    if optimizer.assigns() {
+        return Err(format!(
+            "{local}: what is pushed are differences, and `{optimizer}` would take them for parameters; use `{}`",
+            local::OUTER
         ));
     }
     Ok(())
@@ -387,6 +438,22 @@ mod tests {
             ),
             ("blocks", with(Axis::Sync, partial), all, None),
             ("blocks of rows", with(Axis::Sync, partial), &all[1..], Some("this job has none")),
+            ("local steps", with(Axis::Local, "steps:h=4"), &all[..1], None),
+            (
+                "local steps in rounds that workers leave out",
+                JobConfig {
+                    policy: with(Axis::Local, "steps:h=4").policy.with(Axis::Sync, "quorum:q=0.75"),
+                    ..job()
+                },
+                &all[..1],
+                Some("slow workers leave rounds out"),
+            ),
+            (
+                "local steps of rows",
+                with(Axis::Local, "steps:h=4"),
+                all,
+                Some("of a table of rows they have single"),
+            ),
         ] {
             let found = job.check_tables(&registry, tables).err().map(|error| error.to_string());
             assert_eq!(found.is_some(), words.is_some(), "{what}: {found:?}");

@@ -90,6 +90,15 @@ impl Readers {
         self.connected.remove(&id).is_some()
     }
 
+    /// How many there are, for the job's phase.
+    pub(super) fn words(&self) -> String {
+        match self.ids().count() {
+            0 => String::new(),
+            1 => "; 1 reader".into(),
+            count => format!("; {count} readers"),
+        }
+    }
+
     /// All that are connected, by number.
     pub(super) fn ids(&self) -> impl Iterator<Item = WorkerId> + '_ {
         self.connected.keys().copied()

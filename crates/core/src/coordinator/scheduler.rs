@@ -14,7 +14,16 @@ pub(super) struct Scheduler {
     controller: Controller,
     /// How many clocks of each worker wait.
     waiting: BTreeMap<WorkerId, usize>,
-    open: VecDeque<(WorkerId, Clock)>,
+    open: VecDeque<Release>,
+}
+
+/// A worker may pull after a clock.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Release {
+    pub(super) worker: WorkerId,
+    pub(super) clock: Clock,
+    /// The worker that it waited for, if it did.
+    pub(super) last: Option<WorkerId>,
 }
 
 impl Scheduler {
@@ -50,7 +59,7 @@ impl Scheduler {
         }
         // The token is the clock: a worker waits for one at a time.
         match self.controller.pull(now, worker, clock.saturating_add(1), clock) {
-            PullOutcome::Answer { .. } => self.open.push_back((worker, clock)),
+            PullOutcome::Answer { .. } => self.open.push_back(Release { worker, clock, last: None }),
             PullOutcome::Wait => *waiting += 1,
         }
     }
@@ -87,8 +96,8 @@ impl Scheduler {
         self.controller.next_timeout()
     }
 
-    /// The next worker that may pull, and after which clock.
-    pub(super) fn poll(&mut self) -> Option<(WorkerId, Clock)> {
+    /// The next worker that may pull.
+    pub(super) fn poll(&mut self) -> Option<Release> {
         self.open.pop_front()
     }
 
@@ -98,7 +107,8 @@ impl Scheduler {
                 if let Some(waiting) = self.waiting.get_mut(&released.worker) {
                     *waiting = waiting.saturating_sub(1);
                 }
-                self.open.push_back((released.worker, released.token));
+                let last = released.delay.map(|delay| delay.by);
+                self.open.push_back(Release { worker: released.worker, clock: released.token, last });
             }
             if self.controller.advance(now).is_none() {
                 // Nobody judges pulls here, so the last call has released nothing.

@@ -17,6 +17,14 @@ pub(super) struct Vacancy {
 }
 
 impl Vacancy {
+    /// What is missing, for the job's phase.
+    pub(super) fn words(&self) -> String {
+        match self.of {
+            Some(worker) => format!("; waiting for {worker} to be started anew"),
+            None => "; waiting for a worker to be started anew".into(),
+        }
+    }
+
     /// Whether a worker that may take it has connected, and has not declared its tables yet.
     fn has_candidate(&self, workers: &Workers) -> bool {
         self.of.map_or_else(|| workers.live().next().is_some(), |worker| workers.is_live(worker))

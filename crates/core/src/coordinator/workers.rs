@@ -5,6 +5,7 @@ use crate::prng::Prng;
 use crate::standstill::Standstill;
 use crate::status::{MemberState, WorkerReport, WorkerStatus};
 use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
+use crate::waits::Waited;
 use crate::wire::{Member, Refusal, Welcome};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -17,6 +18,10 @@ pub(super) struct Workers {
     /// A worker that is silent for this long is declared dead.
     timeout: Duration,
     ranks: BTreeMap<WorkerId, Rank>,
+    /// How long processes waited whose ranks were taken by others.
+    waited_before: Waited,
+    /// The worker that declared its tables last; `None` if a server came after it.
+    last_ready: Option<WorkerId>,
     /// The incarnations of some that went away before they took part: they may come again.
     removed: VecDeque<u64>,
     /// A lower bound of all workers' deadlines. A worker that is heard from moves its own deadline, not this one: with thousands
@@ -96,6 +101,8 @@ impl Workers {
             expected,
             timeout,
             ranks: BTreeMap::new(),
+            waited_before: Waited::default(),
+            last_ready: None,
             removed: VecDeque::new(),
             earliest: None,
             next_incarnation: draw_incarnation(&mut incarnations),
@@ -135,6 +142,7 @@ impl Workers {
             Some(rank) => {
                 replaced = (is_planned && rank.is_live()).then_some(id);
                 let life = rank.life + u32::from(is_planned);
+                self.waited_before = Waited::sum([&self.waited_before, &rank.report.waited]);
                 *rank = Rank::new(now, self.next_incarnation, life);
             }
             // It has an incarnation that this coordinator did not draw.
@@ -226,7 +234,18 @@ impl Workers {
     pub(super) fn declare(&mut self, id: WorkerId) {
         if let Some(rank) = self.ranks.get_mut(&id) {
             rank.declared = true;
+            self.last_ready = Some(id);
         }
+    }
+
+    /// A server came while the job waited for its members.
+    pub(super) fn note_server(&mut self) {
+        self.last_ready = None;
+    }
+
+    /// The worker that was ready last; `None` if a server was.
+    pub(super) fn last_ready(&self) -> Option<WorkerId> {
+        self.last_ready
     }
 
     /// Another worker whose tables are known.
@@ -332,6 +351,11 @@ impl Workers {
     /// The version that a worker says to have of everything that is broadcast.
     pub(super) fn version(&self, worker: WorkerId) -> Option<Clock> {
         self.ranks.get(&worker)?.report.version
+    }
+
+    /// How long all of them waited, and for whom.
+    pub(super) fn waited(&self) -> Waited {
+        Waited::sum(self.ranks.values().map(|rank| &rank.report.waited).chain([&self.waited_before]))
     }
 
     pub(super) fn statuses(&self, now: Time) -> Vec<WorkerStatus> {

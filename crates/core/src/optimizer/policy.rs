@@ -151,14 +151,14 @@ impl OptimizerPolicy {
         self.rule.assigns()
     }
 
-    /// The same rule without momentum, in text form, with a learning rate that takes parameters as far. `None` where it has no
-    /// momentum.
-    pub fn without_inertia(&self) -> Option<String> {
+    /// The same rule without momentum, in text form, with this learning rate, or one that takes parameters as far. `None` where
+    /// it has no momentum.
+    pub fn without_inertia(&self, lr: Option<f64>) -> Option<String> {
         let Inertia { parameter, gain } = self.rule.inertia()?;
         let mut spec = Spec::parse(&self.to_string()).expect("a policy is shown as it is written");
         // Five digits, so that 0.03 times 10 is shown as 0.3.
-        let lr: f64 =
-            format!("{:.4e}", f64::from(self.lr) * gain).parse().expect("a number that was printed");
+        let as_far = format!("{:.4e}", f64::from(self.lr) * gain).parse().expect("a number that was printed");
+        let lr = lr.unwrap_or(as_far);
         for (key, value) in [("lr", lr.to_string()), (parameter, "0".to_owned())] {
             match spec.params.iter_mut().find(|(known, _)| known == key) {
                 Some((_, old)) => *old = value,

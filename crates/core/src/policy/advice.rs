@@ -29,7 +29,8 @@ impl Advice {
     pub fn on(policy: &Policy, registry: &Registry) -> Option<Advice> {
         let codec = policy.codecs(registry).ok()?.push;
         let optimizer = policy.optimizer(registry).ok()?;
-        let instead = optimizer.without_inertia()?;
+        // Pseudo-gradients are the way from one point to another: further than 1 is beyond the mean of the workers.
+        let instead = optimizer.without_inertia(policy.is_local().then_some(1.0))?;
         if !is_late(&codec, registry) {
             return None;
         }
@@ -95,6 +96,15 @@ mod tests {
                 assert_eq!(advice(codec, instead), None, "{codec}: the remedy needs none");
             }
         }
+    }
+
+    #[test]
+    fn an_outer_optimizer_without_momentum_goes_to_the_mean_of_the_workers() {
+        let outer = crate::local::OUTER;
+        let policy = Policy::default().with(Axis::Codec, "topk:0.01").with(Axis::Optimizer, outer);
+        let policy = policy.with(Axis::Local, "steps:h=50");
+        let advice = Advice::on(&policy, &Registry::builtin()).unwrap();
+        assert_eq!(advice.optimizer, "nesterov:lr=1,beta=0");
     }
 
     #[test]

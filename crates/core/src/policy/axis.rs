@@ -3,6 +3,7 @@
 use super::typed::{codecs, elements_in};
 use crate::consistency::SyncPolicy;
 use crate::limits;
+use crate::local::{self, LocalSteps};
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::spec::{Spec, SpecError};
@@ -31,6 +32,8 @@ pub enum Axis {
     NonFinite,
     /// Bytes of parameters that travel in one frame.
     Chunk,
+    /// Steps that workers make by themselves.
+    Local,
 }
 
 /// One axis of [`AXES`].
@@ -75,7 +78,7 @@ pub enum Text {
 }
 
 /// Every axis, in the order in which users are shown them.
-pub static AXES: [Info; 10] = [
+pub static AXES: [Info; 11] = [
     Info {
         axis: Axis::Sync,
         name: "sync",
@@ -165,6 +168,15 @@ pub static AXES: [Info; 10] = [
         scope: Scope::Job,
         fixed: Some("tables were cut into chunks, and these given to cores, when the job started"),
         text: Text::Bytes,
+    },
+    Info {
+        axis: Axis::Local,
+        name: "local",
+        default: local::NONE,
+        about: "Steps that workers make by themselves between synchronisations, such as steps:h=50,fragments=4",
+        scope: Scope::Job,
+        fixed: Some("workers go by the schedule that the job started with"),
+        text: Text::Component(|registry, text| LocalSteps::parse(registry, text).map(|_| ())),
     },
 ];
 

@@ -159,7 +159,7 @@ mod tests {
     }
 
     fn list(attempt: u32) -> Completed {
-        Completed { subject: subject(), clock: 3, attempt }
+        Completed { subject: subject(), clock: 3, attempt, last: None }
     }
 
     fn fault(cause: Cause) -> Fault {

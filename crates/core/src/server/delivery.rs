@@ -17,7 +17,7 @@ pub(super) use sender::StoredTable;
 
 use super::table_shard::TableShard;
 use crate::bandwidth::Reading;
-use crate::consistency::Question;
+use crate::consistency::{Question, Released};
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::types::{AggregatorId, Clock, NodeId, TableId, Time, WorkerId};
 use crate::wire::frame::Completed;
@@ -217,7 +217,7 @@ impl Delivery {
 
     /// Everything that an aggregator sent in its own name up to this list is taken: it may forget it.
     pub(super) fn complete_sums(&mut self, id: AggregatorId, list: &Completed) {
-        let note = Completed { attempt: 0, ..*list };
+        let note = Completed { attempt: 0, last: None, ..*list };
         let frame = Frame { header: note.header(0), body: Body::Empty };
         self.frames.push_back(Output::Send { to: NodeId::Aggregator(id).into(), frame });
     }
@@ -247,8 +247,9 @@ impl Delivery {
     }
 
     /// A pull that waited is released.
-    pub(super) fn release(&mut self, token: u64, table: &mut TableShard) {
-        if let Some(pull) = self.pulls.take(token) {
+    pub(super) fn release(&mut self, released: &Released, table: &mut TableShard) {
+        if let Some(mut pull) = self.pulls.take(released.token) {
+            pull.delay = released.delay;
             self.answer(&pull, table);
         }
     }

@@ -15,7 +15,9 @@ mod touched;
 
 use super::accumulators::Accumulators;
 use crate::codec::Codec;
-use crate::consistency::{Admit, Advance, Apply, Controller, PullOutcome, Question, SyncPolicy, Waiting};
+use crate::consistency::{
+    Admit, Advance, Apply, Controller, PullOutcome, Question, Released, SyncPolicy, Waiting,
+};
 use crate::intake::{Intake, Push, PushFrame, Taken};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -25,6 +27,7 @@ use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
 use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{AggregatorId, Clock, Time, WorkerId};
+use crate::waits::Delay;
 use crate::wire::frame::{Piece, Sum};
 use crate::wire::{DType, Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
@@ -78,6 +81,8 @@ pub(super) struct TableShard {
     halves: Halves,
     /// Where it is broadcast.
     publication: Option<Publication>,
+    /// Where it is broadcast: the worker by which the last round was closed, and how long others had waited for that at most.
+    closing_delay: Option<Delay>,
 }
 
 impl TableShard {
@@ -115,6 +120,7 @@ impl TableShard {
             answer_encoders,
             halves: Halves::new(),
             valid_from: Plan::FIRST_EPOCH,
+            closing_delay: None,
         })
     }
 
@@ -230,9 +236,9 @@ impl TableShard {
         self.controller.verdict(now, number, holds);
     }
 
-    /// The token of the next pull that is released.
-    pub(super) fn poll_released(&mut self) -> Option<u64> {
-        self.controller.poll_released().map(|released| released.token)
+    /// The next pull that is released.
+    pub(super) fn poll_released(&mut self) -> Option<Released> {
+        self.controller.poll_released()
     }
 
     /// When the table wants to be settled though nothing happened.
@@ -286,6 +292,10 @@ impl TableShard {
     /// The next advance of the version, with the optimizer step that belongs to it done.
     pub(super) fn advance(&mut self, now: Time, accumulators: &mut Accumulators) -> Option<Advance> {
         let advance = self.controller.advance(now)?;
+        if self.is_broadcast() {
+            let waited = |by| Some(Delay { by, time: self.controller.longest_since_push(now, by)? });
+            self.closing_delay = advance.closed_by.and_then(waited);
+        }
         if let Some(mut round) = self.rounds.take(advance.closed) {
             // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
             let over = if self.layout.is_sparse() { Over::Weight(advance.weight) } else { Over::Cell };
@@ -296,6 +306,11 @@ impl TableShard {
         // Rounds below the new version that are still open hold pieces of pushes that were never completed.
         self.rounds.drop_before(advance.version, accumulators);
         Some(advance)
+    }
+
+    /// Where it is broadcast: for whom the last round was held open, and how long others had waited for that at most.
+    pub(super) fn closing_delay(&self) -> Option<Delay> {
+        self.closing_delay
     }
 
     /// Steps with other parameters of the same optimizer from now on. Whether it can take over.

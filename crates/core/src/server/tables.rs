@@ -172,8 +172,8 @@ impl Tables {
     pub(super) fn settle(&mut self, now: Time, table: usize, delivery: &mut Delivery) {
         let settled = &mut self.tables[table];
         let release = |settled: &mut TableShard, delivery: &mut Delivery| {
-            while let Some(token) = settled.poll_released() {
-                delivery.release(token, settled);
+            while let Some(released) = settled.poll_released() {
+                delivery.release(&released, settled);
             }
         };
         release(settled, delivery);

@@ -319,6 +319,7 @@ impl Chunks for ReplicaChunks<'_> {
             piece: Piece { chunk, sequence: index as u32, is_last },
             form: Form::PLAIN,
             digest: 0,
+            delay: None,
         };
         if self.replica.is_zero(self.stream, index) {
             return Some(Frame { header: update.header(0), body: Body::Empty });

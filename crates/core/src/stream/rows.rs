@@ -70,7 +70,7 @@ mod tests {
 
     fn update(chunk: u32, version: Clock, form: Form) -> Update {
         let piece = Piece { chunk, sequence: chunk, is_last: false };
-        Update { epoch: 1, table: TableId(0), round: version, version, piece, form, digest: 0 }
+        Update { epoch: 1, table: TableId(0), round: version, version, piece, form, digest: 0, delay: None }
     }
 
     /// The end of a version, after which everything has this digest.

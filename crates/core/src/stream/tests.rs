@@ -45,6 +45,7 @@ fn update(index: usize, round: Clock) -> Update {
         piece: Piece { chunk: index as u32, sequence: index as u32, is_last: index + 1 == CHUNKS },
         form: Form::PLAIN,
         digest: 0,
+        delay: None,
     }
 }
 

@@ -46,6 +46,8 @@ pub enum Control {
     Go {
         /// The iteration that was pushed.
         clock: Clock,
+        /// The worker whose pushes were waited for, if any were.
+        last: Option<WorkerId>,
     },
     /// Worker to coordinator: I am at this barrier. Said again after a broken connection.
     Barrier {
@@ -58,6 +60,8 @@ pub enum Control {
     BarrierReached {
         /// Its name.
         name: String,
+        /// The worker that came last, or left instead; `None` if it is not known any more.
+        last: Option<WorkerId>,
     },
     /// Worker to coordinator: my work is done, go on without me.
     Leave,
@@ -173,6 +177,11 @@ pub enum Control {
         /// What was read of it; nothing when all carry enough.
         lacking: Option<Reading>,
     },
+    /// Coordinator to workers that the job begins with, before the plan.
+    Ready {
+        /// The worker that was ready last; `None` if a server was.
+        last: Option<WorkerId>,
+    },
 }
 
 /// From whom a worker gets a shard's streams.
@@ -268,6 +277,7 @@ impl Control {
             Control::Probe(_) => "probe",
             Control::Measured(_) => "measured",
             Control::Behind { .. } => "behind",
+            Control::Ready { .. } => "ready",
         }
     }
 }
@@ -353,7 +363,7 @@ mod tests {
     /// Variants are numbered in order, and `docs/wire.md` lists them: a new one goes to the end.
     #[test]
     fn variants_keep_their_numbers() {
-        let go = Control::Go { clock: 0 };
+        let go = Control::Go { clock: 0, last: None };
         let shard = ShardId { server: ServerId(0), core: 0 };
         for (message, number) in [
             (go, 7),

@@ -8,6 +8,7 @@ use super::{DType, Flags, Header, Kind};
 use crate::limits;
 use crate::store::Place;
 use crate::types::{Clock, TableId, WorkerId};
+use crate::waits::Delay;
 
 /// A frame's place among the frames of one push, initialisation or answer on one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,8 +151,8 @@ pub struct Pull {
 pub struct Params {
     /// The request that they answer.
     pub subject: Subject,
-    /// The clock of the pull.
-    pub clock: Clock,
+    /// In the last frame of an answer that was delayed: how long, and for which worker.
+    pub delay: Option<Delay>,
     /// Version of the parameters.
     pub version: Clock,
     /// Which chunk, and where it stands among the others.
@@ -179,6 +180,8 @@ pub struct Update {
     pub form: Form,
     /// In the last frame of a version: the digest of all its values on this shard; 0 where there is none.
     pub digest: u64,
+    /// In the last frame of a version: the worker by which its round was closed, and how long others had waited for that at most.
+    pub delay: Option<Delay>,
 }
 
 /// A sum of several workers' gradients of a chunk, from an aggregator.
@@ -209,6 +212,8 @@ pub struct Completed {
     pub clock: Clock,
     /// The attempt of the sums that it ends.
     pub attempt: u32,
+    /// The worker whose push was the last to be complete.
+    pub last: Option<WorkerId>,
 }
 
 /// Frames from a worker to a shard, or to the aggregator that stands for it.
@@ -277,7 +282,7 @@ impl Params {
     pub fn decode(header: &Header) -> Params {
         Params {
             subject: Subject::decode(header),
-            clock: header.clock,
+            delay: Delay::from_bits(header.clock),
             version: header.version,
             piece: Piece::decode(header),
             form: Form::decode(header),
@@ -288,7 +293,7 @@ impl Params {
     /// The header of a frame with so long a payload.
     pub fn header(&self, payload_bytes: usize) -> Header {
         let mut header = self.subject.header(Kind::Params, payload_bytes);
-        header.clock = self.clock;
+        header.clock = Delay::to_bits(self.delay);
         header.version = self.version;
         header.landing = place_bits(self.reply_place);
         self.piece.encode(&mut header);
@@ -308,6 +313,7 @@ impl Update {
             piece: Piece::decode(header),
             form: Form::decode(header),
             digest: header.request,
+            delay: Delay::from_bits(header.landing),
         }
     }
 
@@ -317,6 +323,7 @@ impl Update {
         let mut header = subject.header(Kind::Update, payload_bytes);
         header.clock = self.round;
         header.version = self.version;
+        header.landing = Delay::to_bits(self.delay);
         self.piece.encode(&mut header);
         self.form.encode(&mut header);
         header
@@ -343,6 +350,7 @@ impl Completed {
         let mut header = self.subject.header(Kind::Group, payload_bytes);
         header.clock = self.clock;
         header.part = self.attempt;
+        header.rows = self.last.map_or(0, |worker| worker.0.saturating_add(1));
         header
     }
 }
@@ -425,7 +433,10 @@ impl FromAggregator {
                 form: Form::decode(&Header { rows: 0, ..*header }),
                 has_absent: header.flags.has(Flags::ABSENT),
             })),
-            (None, Kind::Group) => Some(FromAggregator::Completed(Completed { subject, clock, attempt })),
+            (None, Kind::Group) => {
+                let last = header.rows.checked_sub(1).map(WorkerId).filter(|worker| !worker.is_reader());
+                Some(FromAggregator::Completed(Completed { subject, clock, attempt, last }))
+            }
             (None, _) => None,
         }
     }
@@ -490,6 +501,7 @@ fn speaker_bits(worker: WorkerId) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     fn subject() -> impl Strategy<Value = Subject> {
         (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(epoch, table, request)| Subject {
@@ -539,11 +551,16 @@ mod tests {
         )
     }
 
+    fn delay() -> impl Strategy<Value = Option<Delay>> {
+        let delay = |(rank, micros)| Delay { by: WorkerId(rank), time: Duration::from_micros(micros) };
+        prop::option::of((0..limits::MAX_WORKERS, 0..1u64 << 48).prop_map(delay))
+    }
+
     fn params() -> impl Strategy<Value = Params> {
-        (subject(), any::<[u64; 2]>(), piece(), form(), place()).prop_map(
-            |(subject, [clock, version], piece, form, reply_place)| Params {
+        (subject(), any::<u64>(), delay(), piece(), form(), place()).prop_map(
+            |(subject, version, delay, piece, form, reply_place)| Params {
                 subject,
-                clock,
+                delay,
                 version,
                 piece,
                 form,
@@ -553,8 +570,8 @@ mod tests {
     }
 
     fn update() -> impl Strategy<Value = Update> {
-        (any::<[u32; 2]>(), any::<[u64; 3]>(), piece(), form()).prop_map(
-            |([epoch, table], [round, version, digest], piece, form)| Update {
+        (any::<[u32; 2]>(), any::<[u64; 3]>(), piece(), form(), delay()).prop_map(
+            |([epoch, table], [round, version, digest], piece, form, delay)| Update {
                 epoch,
                 table: TableId(table),
                 round,
@@ -562,6 +579,7 @@ mod tests {
                 piece,
                 form,
                 digest,
+                delay,
             },
         )
     }
@@ -596,9 +614,11 @@ mod tests {
                 FromAggregator::Sum(Sum { subject, clock, chunk, attempt, gradients, form, has_absent })
             },
         );
-        let completed = (subject(), any::<u64>(), any::<u32>()).prop_map(|(subject, clock, attempt)| {
-            FromAggregator::Completed(Completed { subject, clock, attempt })
-        });
+        let completed = (subject(), any::<u64>(), any::<u32>(), prop::option::of(worker())).prop_map(
+            |(subject, clock, attempt, last)| {
+                FromAggregator::Completed(Completed { subject, clock, attempt, last })
+            },
+        );
         prop_oneof![
             (worker(), from_worker())
                 .prop_map(|(worker, frame)| FromAggregator::Relayed(worker, relayed(frame))),

@@ -132,16 +132,18 @@ pub struct Header {
     /// This frame's place in its push, initialisation or answer on this shard, from 0.
     pub part: u32,
     /// Number of rows in the payload, with [`Flags::ROWS`]. In a dense push of an aggregator, how many gradients the
-    /// payload is the sum of; in dense parameters to it, which answer of this table on this connection they are of.
+    /// payload is the sum of; in its list of workers, the rank + 1 of the one that was complete last.
     pub rows: u32,
-    /// Iteration of a push; iterations completed, for a pull.
+    /// Iteration of a push; iterations completed, for a pull. In parameters, how long the answer was delayed, and for whom
+    /// ([`crate::waits::Delay`]).
     pub clock: Clock,
     /// Version of the parameters that are sent. In a worker's push, the samples that the gradient is the mean of.
     pub version: Clock,
     /// The sender's number for a request; answers repeat it.
     pub request: u64,
     /// Where in the asking worker's shared memory an answer is to lie ([`crate::store::Place`]); 0 for nowhere. An
-    /// answer that names a place may be written there by a driver that shares memory with the worker.
+    /// answer that names a place may be written there by a driver that shares memory with the worker. In a version that is
+    /// broadcast, how long others had waited for the round to close, and for whom.
     pub landing: u64,
 }
 

@@ -2,9 +2,11 @@
 
 use super::WorkerError;
 use super::slab::SlabInFlight;
+use super::waiting::{Arrivals, Waiting};
 use crate::policy::JobPolicies;
 use crate::status::Status;
-use crate::types::{Clock, Time};
+use crate::types::{Clock, ShardId, Time, WorkerId};
+use crate::waits::{Delay, WaitCause, Waited};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -48,7 +50,8 @@ pub(super) struct Pending {
     reads: Option<Clock>,
     /// A copy that is fresh enough for that iteration will do, whoever brought it.
     takes_copy: bool,
-    /// When the application began to wait for it.
+    /// How long the application waited for it, before the wait at hand.
+    waited: Duration,
     waits_since: Option<Time>,
     /// The application has gone on.
     is_over: bool,
@@ -57,6 +60,7 @@ pub(super) struct Pending {
     status: Option<Status>,
     policies: Option<Box<JobPolicies>>,
     slabs: Vec<SlabInFlight>,
+    arrivals: Arrivals,
 }
 
 /// Servers' messages that a ticket still waits for.
@@ -83,6 +87,7 @@ pub(super) struct Tickets {
     leaving: Option<Ticket>,
     statuses: Vec<Ticket>,
     policies: Vec<Ticket>,
+    waiting: Waiting,
 }
 
 impl TicketKind {
@@ -117,6 +122,7 @@ impl Pending {
             partial: None,
             reads: None,
             takes_copy: false,
+            waited: Duration::ZERO,
             waits_since: None,
             is_over: false,
             error: None,
@@ -124,6 +130,7 @@ impl Pending {
             status: None,
             policies: None,
             slabs: Vec::new(),
+            arrivals: Arrivals::default(),
         }
     }
 
@@ -180,7 +187,13 @@ impl Pending {
     /// The application goes on; how long it has waited.
     pub(super) fn end(&mut self, now: Time) -> Duration {
         self.is_over = true;
-        self.waits_since.map_or(Duration::ZERO, |since| now.since(since))
+        self.stop_wait(now);
+        self.waited
+    }
+
+    /// The application waits no more.
+    pub(super) fn stop_wait(&mut self, now: Time) {
+        self.waited += self.waits_since.take().map_or(Duration::ZERO, |since| now.since(since));
     }
 
     /// One more answer is to come.
@@ -391,15 +404,71 @@ impl Tickets {
         }
     }
 
-    /// The application waits for a ticket from now on.
-    pub(super) fn begin_wait(&mut self, now: Time, ticket: Ticket) {
-        self.get_mut(ticket).into_iter().for_each(|pending| pending.begin_wait(now));
-    }
-
     /// Tickets of a table for which a copy will do, and that the application has not gone on from.
     pub(super) fn awaiting_copies(&self) -> impl Iterator<Item = (Ticket, &Pending)> {
         let open = self.pending.iter().filter(|(_, pending)| pending.takes_copy && !pending.is_over);
         open.map(|(ticket, pending)| (*ticket, &**pending))
+    }
+
+    /// A thread of the application begins to wait for a ticket.
+    pub(super) fn begin_wait(&mut self, now: Time, ticket: Ticket) {
+        self.waiting.begin(now);
+        if let Some(pending) = self.get_mut(ticket) {
+            pending.arrivals.wait(now);
+        }
+    }
+
+    /// A thread of the application waits no more.
+    pub(super) fn end_wait(&mut self, now: Time) {
+        self.waiting.end(now);
+    }
+
+    /// Charges what was waited for a ticket that is due.
+    pub(super) fn charge(&mut self, ticket: Ticket, me: Option<WorkerId>) {
+        if let Some(pending) = self.pending.get(&ticket) {
+            self.waiting.charge(&pending.arrivals, pending.since, me);
+        }
+    }
+
+    /// Nothing that a ticket waits for could come until now, for this cause.
+    pub(super) fn hold(&mut self, ticket: Ticket, cause: WaitCause, now: Time) {
+        if let Some(pending) = self.get_mut(ticket) {
+            pending.arrivals.hold(cause, now);
+        }
+    }
+
+    /// The same for all tickets of an exchange after this clock.
+    pub(super) fn hold_clock(&mut self, clock: Clock, cause: WaitCause, now: Time) {
+        let is_its = |kind: &TicketKind| match kind {
+            TicketKind::Push { clock: of, .. } | TicketKind::Exchange { clock: of, .. } => *of == clock,
+            TicketKind::Pull { clock: of, .. } => of.checked_sub(1) == Some(clock),
+            _ => false,
+        };
+        let its = self.pending.values_mut().filter(|pending| is_its(&pending.kind));
+        its.for_each(|pending| pending.arrivals.hold(cause, now));
+    }
+
+    /// A shard has acknowledged a request of a ticket.
+    pub(super) fn acknowledged(&mut self, ticket: Ticket, from: ShardId, now: Time) {
+        self.arrived(ticket, from, now, None);
+        self.get_mut(ticket).into_iter().for_each(Pending::acknowledged);
+    }
+
+    /// A shard has answered a request of a ticket, or acknowledged it.
+    pub(super) fn arrived(&mut self, ticket: Ticket, from: ShardId, now: Time, delay: Option<Delay>) {
+        if let Some(pending) = self.get_mut(ticket) {
+            pending.arrivals.note(from.server, now, delay);
+        }
+    }
+
+    /// Counts waiting time up to now.
+    pub(super) fn count_wait(&mut self, now: Time) {
+        self.waiting.count(now);
+    }
+
+    /// How long the application waited, and for whom.
+    pub(super) fn waited(&self) -> Waited {
+        self.waiting.report()
     }
 
     /// Forgets a ticket.
@@ -425,6 +494,7 @@ impl Tickets {
         is_planned: bool,
         to_come: impl Fn(Ticket) -> Outstanding,
     ) -> Result<(), String> {
+        self.waiting.check()?;
         let is_counted = |pending: &Pending| match pending.kind {
             TicketKind::Push { .. } | TicketKind::Pull { .. } | TicketKind::Exchange { .. } => true,
             TicketKind::Start => is_planned,
@@ -510,6 +580,7 @@ mod tests {
             packs: vec![],
             aggregators: vec![],
             warnings: vec![],
+            waited: Default::default(),
         };
         let mut tickets = Tickets::default();
         assert!(!tickets.wants_status());

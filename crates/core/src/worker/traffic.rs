@@ -32,6 +32,7 @@ use crate::registry::Registry;
 use crate::status::WorkerReport;
 use crate::store::Allocate;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
+use crate::waits::{Delay, WaitCause};
 use crate::wire::control;
 use crate::wire::frame::{Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
@@ -178,6 +179,8 @@ impl Traffic {
             return true;
         }
         let Some(ticket) = self.tickets.start() else { return false };
+        // Unless the coordinator has said who was ready last: the worker joins a job that runs.
+        self.tickets.hold(ticket, WaitCause::Coordinator, now);
         self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);
@@ -261,7 +264,7 @@ impl Traffic {
         self.ask_for_copies(session);
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
-        awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
+        awaited.into_iter().for_each(|id| self.answer_from_replica(now, id, None));
     }
 
     /// Without overlap: pulls after this clock may be sent.
@@ -605,13 +608,11 @@ impl Traffic {
         local.destination(Some(fetch), shard, params.form.is_encoded())
     }
 
-    pub(super) fn take_acknowledgement(&mut self, session: &mut Session, from: ShardId, id: u64) {
+    pub(super) fn take_acknowledgement(&mut self, session: &mut Session, now: Time, from: ShardId, id: u64) {
         let Some(request) = self.request_to(from, id) else { return };
         let ticket = request.ticket();
         let Some(acknowledged) = self.requests.acknowledge(id) else { return };
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            pending.acknowledged();
-        }
+        self.tickets.acknowledged(ticket, from, now);
         if acknowledged.is_settled {
             self.requests.remove(id);
         } else if self.requests.get(id).is_some_and(Request::waits_for_scheduler) {
@@ -655,8 +656,9 @@ impl Traffic {
         }
         if taken.is_ok() {
             // A server that answers a push with the parameters that follow it has the push.
-            self.take_acknowledgement(session, from, id);
+            self.take_acknowledgement(session, now, from, id);
         }
+        self.tickets.arrived(ticket, from, now, params.delay);
         let is_here = taken.is_ok() && is_conditional;
         self.end_answer(now, id, taken);
         if is_here {
@@ -671,11 +673,8 @@ impl Traffic {
         let (from, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
         let (version, clock) = (request.version(), request.clock());
-        if let Err(error) = &taken
-            && request.is_left_behind()
-        {
-            let error = error.clone();
-            self.copies().tell_late(table, clock, error);
+        if let Some(error) = taken.as_ref().err().filter(|_| request.is_left_behind()) {
+            self.copies().tell_late(table, clock, error.clone());
         }
         let Some(request) = self.requests.get_mut(id) else { return };
         if request.end_answer() {
@@ -815,7 +814,7 @@ impl Traffic {
             return staged.take(from, id, &update, payload);
         }
         if self.streams.take(session, now, &mut self.tables, Incoming { from, id, update, payload }) {
-            self.answer_from_replica(now, id);
+            self.answer_from_replica(now, id, update.delay);
         }
     }
 
@@ -837,11 +836,12 @@ impl Traffic {
             return;
         }
         let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
-        shards.into_iter().for_each(|shard| self.answer_from_replica(now, StreamId { table, shard }));
+        shards.into_iter().for_each(|shard| self.answer_from_replica(now, StreamId { table, shard }, None));
     }
 
-    /// Answers requests that wait for a stream, as far as what is here of it allows.
-    fn answer_from_replica(&mut self, now: Time, stream: StreamId) {
+    /// Answers requests that wait for a stream, as far as what is here of it allows. The version that came last tells for whom it
+    /// was held back.
+    fn answer_from_replica(&mut self, now: Time, stream: StreamId, delay: Option<Delay>) {
         let mut waiting = self.awaited.remove(&stream).unwrap_or_default();
         let mut is_answered = false;
         waiting.retain(|&id| {
@@ -855,6 +855,7 @@ impl Traffic {
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             is_answered |= request.is_conditional();
             request.take_replica(local, rows);
+            self.tickets.arrived(request.ticket(), stream.shard, now, delay);
             self.end_answer(now, id, Ok(()));
             false
         });
@@ -932,7 +933,7 @@ impl Traffic {
     ) -> Option<Result<(), WorkerError>> {
         let outcome = self.outcome(session, ticket);
         match outcome {
-            None => self.tickets.begin_wait(now, ticket),
+            None => self.tickets.get_mut(ticket).into_iter().for_each(|pending| pending.begin_wait(now)),
             Some(Ok(())) => self.copies().go_on(now, ticket),
             Some(Err(_)) => self.copies().hear(ticket),
         }
@@ -950,8 +951,10 @@ impl Traffic {
             for shard in shards {
                 self.tickets.get_mut(ticket).into_iter().for_each(Pending::expect_answer);
                 let kind = RequestKind::Pull { rows: None, now: false };
-                let request = Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply));
-                self.request(session, request);
+                self.request(
+                    session,
+                    Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)),
+                );
             }
         }
     }
@@ -1049,7 +1052,7 @@ impl Traffic {
     // Reports.
 
     pub(super) fn report(&self) -> WorkerReport {
-        self.with_streams(self.reporter.report().clone())
+        self.completed(self.reporter.report().clone())
     }
 
     /// When the next report is due.
@@ -1065,13 +1068,15 @@ impl Traffic {
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
         let report = self.reporter.take(now, waiting, self.links.report(now));
-        self.with_streams(report)
+        self.tickets.count_wait(now);
+        self.completed(report)
     }
 
-    /// Adds what is known of streams.
-    fn with_streams(&self, report: WorkerReport) -> WorkerReport {
+    /// Adds what is known of streams and of waiting.
+    fn completed(&self, report: WorkerReport) -> WorkerReport {
         let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
-        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), version, ..report }
+        let (bytes_relayed, waited) = (self.streams.bytes_relayed(), self.tickets.waited());
+        WorkerReport { bytes_relayed, version, waited, ..report }
     }
 
     /// Counts against what they count.

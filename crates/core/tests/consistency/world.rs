@@ -116,7 +116,7 @@ impl World {
     }
 
     fn settle(&mut self, out: &mut String) {
-        while let Some(Advance { version, closed, contributions, weight, lr_factor }) =
+        while let Some(Advance { version, closed, contributions, weight, lr_factor, .. }) =
             self.controller.advance(self.now)
         {
             let _ = write!(out, "\n  version {closed} -> {version}, gradients {contributions}");

@@ -22,6 +22,7 @@ use crate::url::JobUrl;
 use crate::waker::Waker;
 use paramill_core::address::CoreAddresses;
 use paramill_core::consistency::check_name;
+use paramill_core::local::LocalSteps;
 use paramill_core::policy::JobPolicies;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
@@ -143,6 +144,19 @@ impl Job {
             let policies = shared.lock().worker.take_policies(ticket);
             policies.ok_or_else(|| WorkerError::Order("these policies were taken already".into()).into())
         }))
+    }
+
+    /// The steps that the job has workers make by themselves, if its policy `local` asks for some. Whoever asks follows it:
+    /// [`LocalSteps`] says what is pushed when, and a [`Replica`](super::Replica) computes it. Asked before
+    /// [`Job::start`], which refuses programs that did not ask.
+    pub fn local_steps(&self) -> Result<Option<LocalSteps>, ClientError> {
+        let local = self.policies()?.policy.local(&self.registry);
+        self.shared.act(|worker| {
+            worker.step_locally();
+            Ok(())
+        })?;
+        // The coordinator has read it.
+        Ok(local.map_err(|error| WorkerError::Order(error.to_string()))?)
     }
 
     /// Creates a table with its initial values; those of worker 0 count. All workers create the same, in the same order.

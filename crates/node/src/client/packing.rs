@@ -38,11 +38,14 @@ pub(super) fn gains(tables: &[Table]) -> bool {
 
 /// All tables, the small ones in packs; empty where every table stays by itself.
 pub(super) fn divide(tables: &[Table], policies: &JobPolicies, registry: &Registry) -> Vec<Pack> {
+    // Fragments are pushed one by one, and a pack leaves as a whole.
+    let has_fragments =
+        policies.policy.local(registry).is_ok_and(|local| local.is_some_and(|local| local.fragments() > 1));
     let spec = |table: &Table| {
         let spec = table.spec().clone();
         let of_name = spec.policy_on(ServerId(0), &policies.policy, &policies.overrides);
         // The matrices whose product a gradient is are those of a whole table.
-        if of_name.get(Axis::Codec).contains("factors") { spec.alone() } else { spec }
+        if has_fragments || of_name.get(Axis::Codec).contains("factors") { spec.alone() } else { spec }
     };
     let are_alike = |one: &TableSpec, other: &TableSpec| policies.are_alike(registry, one, other);
     let packs = Pack::divide(tables.iter().map(spec), SMALL, are_alike);

@@ -165,9 +165,6 @@ impl Shared {
     }
 
     fn is_reached_within(&self, awaited: Awaited, timeout: Duration) -> bool {
-        if !timeout.is_zero() {
-            self.lock().worker.begin_wait(clock::now(), awaited.ticket);
-        }
         self.while_waited_for(awaited, || {
             let is_open = |state: &mut State| !state.is_reached(awaited);
             let state = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
@@ -183,12 +180,18 @@ impl Shared {
             // What is waited for may come after others have what was given here.
             packs.leave();
         }
-        self.lock().waited.push(awaited);
-        let outcome = wait();
-        let waited = &mut self.lock().waited;
-        if let Some(index) = waited.iter().position(|other| *other == awaited) {
-            waited.swap_remove(index);
+        {
+            let mut state = self.lock();
+            state.waited.push(awaited);
+            state.worker.begin_wait(clock::now(), ticket);
         }
+        let outcome = wait();
+        let mut state = self.lock();
+        if let Some(index) = state.waited.iter().position(|other| *other == awaited) {
+            state.waited.swap_remove(index);
+        }
+        state.worker.end_wait(clock::now(), ticket);
+        self.let_go(state);
         outcome
     }
 

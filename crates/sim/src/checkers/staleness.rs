@@ -14,7 +14,7 @@ use crate::player::Player;
 use crate::rule::FrameView;
 use crate::scenario::ScenarioError;
 use paramill_core::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
-use paramill_core::wire::{Flags, Kind};
+use paramill_core::wire::{Flags, Kind, group};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Compares every answer with the model's bound.
@@ -35,13 +35,22 @@ pub struct Staleness {
     switched: bool,
     /// Whether workers have replicas of what is broadcast instead of copies that they ask for.
     is_broadcast: bool,
-    /// How often the model had been switched when a request came, by shard, sender, table and number. An answer is released
-    /// under the model of its time, and may wait for its connection while the model changes.
-    asked: BTreeMap<(ShardId, NodeId, TableId, u64), usize>,
+    /// What was asked, by shard, sender, table and the sender's number.
+    asked: BTreeMap<(ShardId, NodeId, TableId, u64), Asked>,
     /// The last iteration for which an answer came, by worker, shard and table.
     answered: BTreeMap<(WorkerId, ShardId, TableId), Clock>,
     /// The iteration that each worker's process computes, or computed last.
     computed: BTreeMap<WorkerId, (u64, Clock)>,
+}
+
+/// A request for parameters.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    /// Iterations that the worker had completed.
+    clock: Clock,
+    /// How often the model had been switched when it came. An answer is released under the model of its time, and may wait for its
+    /// connection while the model changes.
+    switches: usize,
 }
 
 impl Staleness {
@@ -130,24 +139,52 @@ impl Staleness {
     }
 }
 
-impl Checker for Staleness {
-    fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
-        self.policies.on_delivered(frame)?;
-        if let (NodeId::Shard(shard), Kind::Push | Kind::Pull) = (frame.to, frame.header.kind)
-            && self.switched
-        {
-            let switches = self.policies.switches(shard, frame.header.table);
-            let request = (shard, frame.from, frame.header.table, frame.header.request);
-            self.asked.entry(request).or_insert(switches);
-        }
+impl Staleness {
+    /// An answer has come to a worker: of which iteration its request was.
+    fn note_answered(&mut self, frame: &FrameView<'_>) {
         let header = frame.header;
         if let (NodeId::Worker(worker), Kind::Params, Some(shard)) =
             (frame.to, header.kind, sending_shard(frame))
             && header.flags.has(Flags::LAST)
             && !header.flags.has(Flags::NOW)
+            && let Some(asked) = self.asked.get(&(shard, frame.to, header.table, header.request))
         {
             let last = self.answered.entry((worker, shard, header.table)).or_default();
-            *last = header.clock.max(*last);
+            *last = asked.clock.max(*last);
+        }
+    }
+
+    fn note_asked(&mut self, shard: ShardId, frame: &FrameView<'_>, request: u64, clock: Clock) {
+        let table = frame.header.table;
+        let switches = if self.switched { self.policies.switches(shard, table) } else { 0 };
+        let asked = self.asked.entry((shard, frame.from, table, request));
+        // Another process of the same name numbers its requests from the same number on.
+        asked.and_modify(|asked| asked.clock = clock).or_insert(Asked { clock, switches });
+    }
+}
+
+impl Checker for Staleness {
+    fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
+        self.policies.on_delivered(frame)?;
+        self.note_answered(frame);
+        let shard = match frame.to {
+            NodeId::Shard(shard) => Some(shard),
+            _ => frame.shard,
+        };
+        let Some(shard) = shard else { return Ok(()) };
+        let header = frame.header;
+        match header.kind {
+            // A sum has a number of another kind, and is answered by nothing.
+            Kind::Push if matches!(frame.from, NodeId::Aggregator(_)) && header.landing == 0 => {}
+            Kind::Push => self.note_asked(shard, frame, header.request, header.clock.saturating_add(1)),
+            Kind::Pull => self.note_asked(shard, frame, header.request, header.clock),
+            Kind::Group => {
+                let entries = group::decode(frame.payload).map_err(|error| error.to_string())?;
+                for entry in entries {
+                    self.note_asked(shard, frame, entry.request, header.clock.saturating_add(1));
+                }
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -166,18 +203,18 @@ impl Checker for Staleness {
         let Some(model) = self.policies.model(shard, header.table) else { return Ok(()) };
         // Once a gradient was left out, or came after its round, counts say nothing about rounds any more.
         self.dropped |= model.drops || model.closes_early;
-        let since = match self.switched {
-            // What is answered before it is asked for may be as old as the job.
-            true => self.asked.get(&(shard, frame.to, header.table, header.request)).copied().unwrap_or(0),
-            false => 0,
+        let Some(Asked { clock, switches }) =
+            self.asked.get(&(shard, frame.to, header.table, header.request))
+        else {
+            return Err(format!("{shard} answers {}, which has not asked", frame.to));
         };
-        let Some(bound) = self.policies.bound_since(shard, header.table, since) else { return Ok(()) };
-        let needed = header.clock.saturating_sub(bound);
+        let Some(bound) = self.policies.bound_since(shard, header.table, *switches) else { return Ok(()) };
+        let needed = clock.saturating_sub(bound);
         let name = &self.layout.table(header.table).name;
         if header.version < needed {
             return Err(format!(
                 "{shard} answers {} after clock {} with version {} of table `{name}`; `{}` asks for {needed} at least",
-                frame.to, header.clock, header.version, model.sync
+                frame.to, clock, header.version, model.sync
             ));
         }
         let Some((start, values)) = self.layout.parameters(frame).filter(|_| !self.dropped) else {
@@ -190,7 +227,7 @@ impl Checker for Staleness {
                 return Err(format!(
                     "{shard} answers {} after clock {} with {count} pushes of {owner} in table `{name}` (element \
                      {element}); `{}` asks for {owed} at least",
-                    frame.to, header.clock, model.sync
+                    frame.to, clock, model.sync
                 ));
             }
         }

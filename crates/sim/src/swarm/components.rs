@@ -49,6 +49,7 @@ impl<'a> Components<'a> {
             Axis::Codec => self.codec(dice, wanted, false),
             Axis::AnswerCodec => self.codec(dice, wanted, true),
             Axis::Broadcast => self.broadcast(dice),
+            Axis::Local => Ok(local(dice)),
             other => Err(format!("the swarm does not know how to draw `{other}`")),
         }
     }
@@ -218,6 +219,12 @@ impl<'a> Components<'a> {
         };
         axis.entries().iter().map(|entry| entry.example).filter(is_of_kind).collect()
     }
+}
+
+/// Few steps, so that a world has many synchronisations.
+fn local(dice: &mut Dice) -> String {
+    let h = dice.whole(1, 4);
+    format!("steps:h={h},fragments={},late={}", dice.whole(1, h), dice.whole(0, h - 1))
 }
 
 /// No parameters, if an entry needs none.

@@ -15,7 +15,7 @@ use paramill_core::policy::{AXES, Axis, Info, Order, Policies, Policy, PolicyOve
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_core::spec::SpecError;
-use paramill_core::table::glob_matches;
+use paramill_core::table::{TableSpec, glob_matches};
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, Time, WorkerId};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -108,6 +108,7 @@ impl Drawn {
             &mut scenario,
         )?;
         readers(&mut Dice::new(Prng::fork(seed, 0x7265_6164)), &mut scenario);
+        local(&mut Dice::new(Prng::fork(seed, 0x6c6f_6361)), &components, wanted, registry, &mut scenario)?;
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
         // Slabs are not pulled partially.
         let slabs = dice.chance(0.4) && !is_partial && wanted.has_dense;
@@ -434,6 +435,35 @@ fn broadcast(
         if check(registry, &encoded).is_ok() {
             *scenario = encoded;
         }
+    }
+    Ok(())
+}
+
+/// Sometimes workers make steps by themselves, where all models and tables let them.
+fn local(
+    dice: &mut Dice,
+    components: &Components<'_>,
+    wanted: Wanted,
+    registry: &Registry,
+    scenario: &mut Scenario,
+) -> Result<(), String> {
+    if !dice.chance(0.4) {
+        return Ok(());
+    }
+    let text = components.text(dice, Axis::Local, wanted)?;
+    let mut stepping = scenario.clone().with(Axis::Local, text);
+    let sizes: Vec<u64> = scenario.table_specs().iter().map(TableSpec::elements).collect();
+    let steps = stepping.policy.local(registry).map_err(|error| error.to_string())?;
+    let Some(steps) = steps.filter(|steps| steps.deal(&sizes).is_ok()) else { return Ok(()) };
+    // Switches are checked when they are made, by the coordinator.
+    let is_possible = |sync: &str| {
+        let sync = SyncPolicy::parse(&registry.consistency, sync);
+        sync.is_ok_and(|sync| sync.partial_pull().is_none() && sync.overlap)
+    };
+    if check(registry, &stepping).is_ok() && models_of(&stepping).all(is_possible) {
+        // An iteration takes about as long as in other worlds.
+        stepping.compute.step_ms /= steps.h() as f64;
+        *scenario = stepping;
     }
     Ok(())
 }

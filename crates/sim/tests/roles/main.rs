@@ -18,6 +18,7 @@ mod joining;
 mod landing;
 mod layers;
 mod lemmas;
+mod local;
 mod membership;
 mod policies;
 mod processes;
@@ -29,6 +30,7 @@ mod slabs;
 mod stacked;
 mod table_iii;
 mod tally;
+mod waits;
 
 use bench::Bench;
 use paramill_core::coordinator::JobConfig;

@@ -46,6 +46,11 @@ struct End {
 }
 
 pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
+    if scenario.policy.is_local() {
+        let why =
+            "local: over sockets the workers of a scenario synchronise at every step; leave out --sockets";
+        return Err(Failure::Usage(anyhow!(why)));
+    }
     let registry = Arc::new(Registry::builtin());
     let servers = start_servers(scenario, &registry)?;
     let url = JobUrl { address: servers[0].coordinator().to_owned(), job: JOB.into() };

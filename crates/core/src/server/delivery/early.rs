@@ -52,7 +52,7 @@ impl Strategy for Early {
             |answer: &EarlyAnswer| answer.worker == pull.worker && answer.reply.request == pull.request;
         let Some(place) = answers.iter().position(is_answered) else { return false };
         let answer = answers.swap_remove(place);
-        sender.send_chunks_from(answer.sent, to, &answer.reply);
+        sender.send_chunks_from(answer.sent, to, &Reply { delay: pull.delay, ..answer.reply });
         true
     }
 

@@ -3,6 +3,7 @@
 use crate::limits;
 use crate::store::Place;
 use crate::types::{Clock, WorkerId};
+use crate::waits::Delay;
 use crate::wire::frame::{Completed, Pull, Push};
 
 /// A pull that was asked for and not yet answered.
@@ -17,6 +18,8 @@ pub(in crate::server) struct PendingPull {
     pub(super) rows: Option<Vec<u32>>,
     /// It came with a push that is not acknowledged yet.
     pub(super) owes_ack: bool,
+    /// Once it is released: how long it waited, and for whom.
+    pub(super) delay: Option<Delay>,
 }
 
 impl PendingPull {
@@ -24,7 +27,7 @@ impl PendingPull {
     pub(in crate::server) fn new(worker: WorkerId, pull: &Pull, rows: Option<Vec<u32>>) -> PendingPull {
         let Pull { subject, clock, reply_place, .. } = *pull;
         let (table, request) = (subject.table.0 as usize, subject.request);
-        PendingPull { worker, table, request, clock, reply_place, rows, owes_ack: false }
+        PendingPull { worker, table, request, clock, reply_place, rows, owes_ack: false, delay: None }
     }
 
     /// The pull that comes with a push. Its answer may acknowledge the push.
@@ -32,13 +35,22 @@ impl PendingPull {
         let Push { subject, clock, reply_place, .. } = *push;
         let (table, request) = (subject.table.0 as usize, subject.request);
         let clock = clock.saturating_add(1);
-        PendingPull { worker, table, request, clock, reply_place, rows: None, owes_ack: true }
+        PendingPull { worker, table, request, clock, reply_place, rows: None, owes_ack: true, delay: None }
     }
 
     /// The pull that comes with a push which an aggregator counted in one of its sums, and acknowledges itself.
     pub(in crate::server) fn after_sum(worker: WorkerId, list: &Completed, request: u64) -> PendingPull {
         let (table, clock) = (list.subject.table.0 as usize, list.clock.saturating_add(1));
-        PendingPull { worker, table, request, clock, reply_place: None, rows: None, owes_ack: false }
+        PendingPull {
+            worker,
+            table,
+            request,
+            clock,
+            reply_place: None,
+            rows: None,
+            owes_ack: false,
+            delay: None,
+        }
     }
 
     pub(in crate::server) fn worker(&self) -> WorkerId {
@@ -232,6 +244,7 @@ mod tests {
             reply_place: None,
             rows,
             owes_ack: false,
+            delay: None,
         }
     }
 

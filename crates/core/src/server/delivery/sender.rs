@@ -6,22 +6,26 @@ use crate::role::{Body, Frame, Outbox, Output};
 use crate::server::table_shard::{ChunkAnswer, TableShard};
 use crate::store::Place;
 use crate::types::{Clock, NodeId, TableId, WorkerId};
+use crate::waits::Delay;
 use crate::wire::DType;
 use crate::wire::frame::{Form, Params, Piece, Subject};
 
-/// Fields of a pull that its answer repeats.
+/// Fields of a pull that its answer follows from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reply {
     pub(super) worker: WorkerId,
     pub(super) request: u64,
     pub(super) clock: Clock,
+    /// How long it waited, and for whom.
+    pub(super) delay: Option<Delay>,
     /// Place in the worker's shared memory for the table's first element.
     pub(super) place: Option<Place>,
 }
 
 impl From<&PendingPull> for Reply {
     fn from(pull: &PendingPull) -> Reply {
-        Reply { worker: pull.worker, request: pull.request, clock: pull.clock, place: pull.reply_place }
+        let PendingPull { worker, request, clock, delay, reply_place, .. } = *pull;
+        Reply { worker, request, clock, delay, place: reply_place }
     }
 }
 
@@ -123,7 +127,7 @@ impl Sender<'_> {
         let epoch = self.table.valid_from();
         Params {
             subject: Subject { epoch, table: self.id, request: reply.request },
-            clock: reply.clock,
+            delay: reply.delay.filter(|_| piece.is_last),
             version: self.table.version(),
             piece,
             form: Form::PLAIN,

@@ -67,6 +67,7 @@ impl Published<'_> {
             },
             form: Form::PLAIN,
             digest: 0,
+            delay: None,
         }
     }
 }
@@ -225,7 +226,8 @@ impl State {
         let is_compared = has_digest && index + 1 == table.chunk_count();
         let digest = if is_compared { table.published_digest() } else { 0 };
         let published = Published { id, table };
-        let update = Update { form: chunk.form, digest, ..published.update(index, version) };
+        let delay = table.closing_delay().filter(|_| index + 1 == table.chunk_count());
+        let update = Update { form: chunk.form, digest, delay, ..published.update(index, version) };
         let body = chunk.body(published.stored(index));
         let bytes = chunk.payload.as_ref().map_or(table.chunk(index).len * 4, |payload| payload.len());
         self.stream.publish(sending.now, update, &body, bytes, &mut |to, frame| sending.send(to, frame));
@@ -255,7 +257,8 @@ impl State {
         let digest = if has_digest { table.published_digest() } else { 0 };
         let first = Published { id, table }.update(0, version);
         let piece = Piece { sequence: table.chunk_count() as u32, is_last: true, ..first.piece };
-        let end = Update { version, piece, form: Form::Rows { count: 0 }, digest, ..first };
+        let delay = table.closing_delay();
+        let end = Update { version, piece, form: Form::Rows { count: 0 }, digest, delay, ..first };
         let (bytes, body) = (changed.len(), Body::Counted(changed.into()));
         self.stream.publish(sending.now, end, &body, bytes, &mut |to, frame| sending.send(to, frame));
     }

@@ -297,6 +297,7 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         memory_bytes: u64::MAX,
         links: None,
     };
+    let last = || prop::option::of(small().prop_map(WorkerId));
     prop_oneof![
         vec(name(), 0..3).prop_map(|names| Control::Register { addresses: names.into_iter().collect() }),
         vec(table(), 0..4).prop_map(|tables| Control::Declare { tables }),
@@ -311,9 +312,10 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         Just(Control::ReportRequest),
         small().prop_map(move |server| Control::ShardReport(Box::new(shard_report(server)))),
         number().prop_map(|clock| Control::Pushed { clock }),
-        number().prop_map(|clock| Control::Go { clock }),
+        (number(), last()).prop_map(|(clock, last)| Control::Go { clock, last }),
         (name(), number()).prop_map(|(name, number)| Control::Barrier { name, number }),
-        name().prop_map(|name| Control::BarrierReached { name }),
+        (name(), last()).prop_map(|(name, last)| Control::BarrierReached { name, last }),
+        last().prop_map(|last| Control::Ready { last }),
         Just(Control::Leave),
         Just(Control::Left),
         Just(Control::StatusQuery),
