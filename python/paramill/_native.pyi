@@ -128,6 +128,7 @@ class Job:
         timeout: float,
         transport: Optional[str],
         aggregator: Optional[str],
+        rate: Optional[str] = None,
         write_only: bool = False,
     ) -> Job: ...
     @property

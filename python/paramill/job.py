@@ -38,18 +38,22 @@ def init(
     timeout: float = DEFAULT_TIMEOUT,
     transport: Optional[str] = None,
     aggregator: Optional[str] = None,
+    rate: Optional[str] = None,
 ) -> Job:
     """Joins the job at `url`, such as ``paramill://host:7070/run42``.
 
     Without a URL the environment of a launcher names the job (``PARAMILL_URL``). Without that, this process trains alone,
     with a server inside, and says so once. The rank is the one given, or the launcher's (``paramill launch``, torchrun,
     MPI, Slurm), or the coordinator's choice. `timeout` is in seconds, and holds for every wait that is given none of its own.
+    `rate`, such as ``"800Mbit"``, is what this worker sends at most over TCP; what goes through shared memory does not count.
 
     Create tables next. The first push, pull or ``start`` waits until all workers and servers are here.
     """
     identity = _native.identity()
     if url is not None or _names_a_job():
-        return Job(_native.Job(url, rank=rank, timeout=timeout, transport=transport, aggregator=aggregator))
+        return Job(
+            _native.Job(url, rank=rank, timeout=timeout, transport=transport, aggregator=aggregator, rate=rate)
+        )
     if identity is not None and (identity[1] or 1) > 1:
         raise EnvironmentError(
             f"{identity[2]} started {identity[1]} workers, but no server is named: run `paramill serve --workers "
@@ -66,7 +70,7 @@ def init(
         quiet=True,
     )
     _say_alone()
-    native = _native.Job(server.url, rank=0, timeout=timeout, transport=transport, aggregator=None)
+    native = _native.Job(server.url, rank=0, timeout=timeout, transport=transport, aggregator=None, rate=rate)
     return Job(native, server)
 
 

@@ -4,7 +4,7 @@ mod bench;
 mod job;
 
 pub(crate) use bench::{
-    BenchArgs, BenchCommand, BroadcastArgs, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Transport,
+    BenchArgs, BenchCommand, BroadcastArgs, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Send, Transport,
 };
 pub(crate) use job::{JobArgs, PolicyArgs};
 
@@ -14,6 +14,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use paramill_core::policy::Axis;
 use paramill_node::pinning::Pin;
 use paramill_node::ports::Ports;
+use paramill_node::rate::Rate;
 use std::path::PathBuf;
 
 /// A parameter server: many workers train one model over ordinary networks.
@@ -208,6 +209,9 @@ pub(crate) struct ServeArgs {
     /// without this option too, from PARAMILL_CONGESTION.
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// What this server sends at most over TCP, such as 800Mbit: a leaky bucket that its data cores share [default: no limit].
+    #[arg(long, value_name = "RATE")]
+    pub(crate) rate: Option<Rate>,
     /// This server's number [default: in the order of joining].
     #[arg(long, value_name = "ID")]
     pub(crate) index: Option<u32>,
@@ -286,6 +290,9 @@ pub(crate) struct AggregateArgs {
     /// TCP's congestion control [default: reno within a host, the system's beyond it].
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// What this aggregator sends at most over TCP, such as 800Mbit [default: no limit].
+    #[arg(long, value_name = "RATE")]
+    pub(crate) rate: Option<Rate>,
     /// How workers come in and servers are reached: auto, tcp or shm [default: auto, which is shared memory within a
     /// host].
     #[arg(long, value_name = "T")]
@@ -328,6 +335,10 @@ pub(crate) struct LaunchArgs {
     /// memory].
     #[arg(long, value_name = "T")]
     pub(crate) transport: Option<paramill_node::Transport>,
+    /// What every server and worker sends at most, such as 800Mbit: a leaky bucket for each. Needs --transport tcp, which is the
+    /// default with it [default: no limit].
+    #[arg(long, value_name = "RATE")]
+    pub(crate) rate: Option<Rate>,
     /// Threads that each worker's connections are spread over [default: half of the CPUs divided by the workers, up to 8].
     #[arg(long, value_name = "K", value_parser = paramill_node::client::parse_loops)]
     pub(crate) loops: Option<usize>,

@@ -16,6 +16,7 @@ use paramill_core::policy::{Advice, Axis, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_node::Transport;
 use paramill_node::data_cores::data_cores;
+use paramill_node::rate::Rate;
 use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -70,6 +71,9 @@ pub(crate) struct ClusterPlan {
     pub(crate) processes: bool,
     /// How processes exchange gradients and parameters.
     pub(crate) transport: Transport,
+    /// What each process sends at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rate: Option<Rate>,
     /// A file with the switches that hosts are below.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) topology: Option<PathBuf>,
@@ -188,7 +192,8 @@ impl JobPlan {
                 cores: said.cluster.cores.unwrap_or(1),
                 aggregators: said.cluster.aggregators.unwrap_or(0),
                 processes: said.cluster.processes.unwrap_or(false),
-                transport: said.cluster.transport.unwrap_or_default(),
+                transport: said.cluster.transport.unwrap_or_else(|| transport_at(said.cluster.rate)),
+                rate: said.cluster.rate,
                 topology: said.cluster.topology,
                 timeout: said.cluster.timeout.unwrap_or(Span(Duration::from_secs(60))),
             },
@@ -236,6 +241,22 @@ impl JobPlan {
     }
 }
 
+/// The transport of a job on this host that names none: memory that is shared moves no bytes that could be held back.
+pub(crate) fn transport_at(rate: Option<Rate>) -> Transport {
+    if rate.is_some() { Transport::Tcp } else { Transport::default() }
+}
+
+/// A job on this host whose processes have a rate.
+pub(crate) fn check_rate(rate: Option<Rate>, transport: Transport, processes: bool) -> Result<()> {
+    let Some(rate) = rate else { return Ok(()) };
+    ensure!(processes, "--rate {rate}: in one process nothing is sent; give --processes too");
+    ensure!(
+        transport == Transport::Tcp,
+        "--rate {rate} with --transport {transport}: memory that is shared moves no bytes; use --transport tcp"
+    );
+    Ok(())
+}
+
 /// `workers = 0: expected 1 to 16384`.
 fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<()> {
     ensure!(range.contains(&value), "{name} = {value}: expected {} to {}", range.start(), range.end());
@@ -271,6 +292,7 @@ mod tests {
         aggregators = 3
         processes = true
         transport = "tcp"
+        rate = "800Mbit"
         timeout = "90s"
 
         [policy]

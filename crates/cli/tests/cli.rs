@@ -208,6 +208,7 @@ order = \"arrival\"
 nonfinite = \"reject\"
 chunk = \"32KB\"
 local = \"none\"
+priority = \"front\"
 "
     );
     assert_eq!(answer(&["config"]), expected);
@@ -276,6 +277,7 @@ fn every_policy_is_an_option_and_a_key_of_the_file() {
         ("nonfinite", "reject"),
         ("chunk", "32KB"),
         ("local", "none"),
+        ("priority", "front"),
     ] {
         let option = format!("--{} <", name.replace('_', "-"));
         assert!(help.contains(&option) && help.contains(&format!("[default: {default}]")), "{name}:\n{help}");

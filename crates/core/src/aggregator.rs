@@ -342,7 +342,7 @@ impl Aggregator {
 
     fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
+        self.outputs.push_back(Output::send(NodeId::Coordinator, frame));
     }
 
     fn log(&mut self, line: String) {

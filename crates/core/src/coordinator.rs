@@ -543,9 +543,9 @@ impl Coordinator {
             None => Err(format!("the job has not started ({})", self.phase())),
             Some(epochs) => {
                 let plan = epochs.newest();
-                let (config, registry, workers) = (&self.config, &*self.registry, &self.workers);
+                let (config, registry) = (&self.config, &*self.registry);
                 let has_aggregators = self.aggregators.ids().next().is_some();
-                let switching = Switching { config, registry, plan, workers, has_aggregators };
+                let switching = Switching { config, registry, plan, has_aggregators };
                 switching.check(&rule).map(|done| (done, plan.epoch + 1))
             }
         };
@@ -712,7 +712,7 @@ impl Coordinator {
 
     fn refuse(&mut self, peer: impl Into<ConnectionId>, cause: Cause, message: String) {
         let frame = frame(Kind::Error, &Fault { cause, message });
-        self.outputs.push_back(Output::Send { to: peer.into(), frame });
+        self.outputs.push_back(Output::send(peer, frame));
     }
 
     /// A worker comes to a barrier, or says again after a broken connection that it is there.
@@ -765,7 +765,7 @@ impl Coordinator {
             status.shorten();
             message = frame(Kind::Control, &Control::Status(Box::new(status)));
         }
-        self.outputs.push_back(Output::Send { to: to.into(), frame: message });
+        self.outputs.push_back(Output::send(to, message));
     }
 
     fn end(&mut self, error: Option<String>) {
@@ -846,7 +846,7 @@ impl Coordinator {
     }
 
     fn send(&mut self, to: NodeId, message: &Control) {
-        self.outputs.push_back(Output::Send { to: to.into(), frame: frame(Kind::Control, message) });
+        self.outputs.push_back(Output::send(to, frame(Kind::Control, message)));
     }
 
     fn note(&mut self, line: String) {

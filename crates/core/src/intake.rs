@@ -75,6 +75,11 @@ pub(crate) trait Sink {
 
     /// The last frame of a push arrived that was complete before: its worker was not told so.
     fn repeat(&mut self, frame: &PushFrame<'_>);
+
+    /// Whether a push of a dense table may be without a gradient, because its worker knows that it comes too late.
+    fn takes_empty_pushes(&self) -> bool {
+        false
+    }
 }
 
 /// Outcome of a push frame.
@@ -160,6 +165,7 @@ impl<D: Copy, K: Default> Intake<D, K> {
             }
             Admission::Duplicate => return Ok(Taken::Ignored),
         };
+        let is_empty = is_empty(frame) && sink.takes_empty_pushes();
         let layout = sink.layout();
         let next = self.next_frame(layout, frame, destination)?;
         if piece.sequence < next.sequence {
@@ -170,7 +176,8 @@ impl<D: Copy, K: Default> Intake<D, K> {
             return Err(Fault { cause: Cause::Protocol, message });
         }
         let Intake { content, screen, under_way } = self;
-        let mut gradient = content.read(layout, frame, next.last_chunk)?;
+        // It counts for the worker's progress all the same.
+        let mut gradient = if is_empty { None } else { content.read(layout, frame, next.last_chunk)? };
         // A decoder lets nothing pass that is not finite.
         if let Some(plain) = gradient.as_mut().filter(|_| !frame.push.form.is_encoded()) {
             match screen.check(plain.values()) {
@@ -322,6 +329,12 @@ fn add<S: Sink>(
     };
     push.took(frame.push.piece.chunk);
     Ok(if is_stepped { Taken::Stepped } else { Taken::Partly })
+}
+
+/// Whether a push has no gradient at all.
+fn is_empty(frame: &PushFrame<'_>) -> bool {
+    let (piece, form) = (frame.push.piece, frame.push.form);
+    form == Form::NOTHING && frame.payload.is_empty() && piece.sequence == 0 && piece.is_last
 }
 
 fn not_finite(layout: &Layout, frame: &PushFrame<'_>) -> Fault {

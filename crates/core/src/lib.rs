@@ -30,6 +30,7 @@ pub mod prng;
 pub mod region;
 pub mod registry;
 pub mod role;
+pub mod send_queue;
 pub mod server;
 pub mod spec;
 pub mod standstill;

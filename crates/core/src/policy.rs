@@ -194,6 +194,11 @@ impl Policy {
         if self.get(Axis::NonFinite) == "clip" { NonFinite::Clip } else { NonFinite::Reject }
     }
 
+    /// Whether frames of a table overtake those of tables that were created later.
+    pub fn is_prioritized(&self) -> bool {
+        self.get(Axis::Priority) == "front"
+    }
+
     /// Whether servers broadcast a table's versions, instead of answering pulls.
     pub fn is_broadcast(&self) -> bool {
         self.get(Axis::Broadcast) != "none"

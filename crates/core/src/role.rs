@@ -15,7 +15,7 @@
 use crate::address::Addresses;
 use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
-use crate::types::{ConnectionId, NodeId, Time};
+use crate::types::{Clock, ConnectionId, NodeId, TableId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -83,6 +83,22 @@ impl Body {
     }
 }
 
+/// The place of a table's frame among others that wait: forward passes need the tables first that were created first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Priority {
+    /// The iteration that it belongs to. Frames of earlier ones are not overtaken.
+    pub clock: Clock,
+    /// The table. Frames of one table keep their order.
+    pub table: TableId,
+}
+
+impl Priority {
+    /// That of a frame about a table.
+    pub fn of(header: &Header) -> Priority {
+        Priority { clock: header.clock, table: header.table }
+    }
+}
+
 /// How much a line of the log matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
@@ -106,12 +122,15 @@ pub enum Output {
         address: String,
     },
     /// Send a frame on a connection. If it does not stand, the frame is dropped: a role that needs it sent
-    /// sends it again in `handle_connected`.
+    /// sends it again in `handle_connected`. A driver that has several frames waiting for a connection sends them in the order of
+    /// a [`SendQueue`](crate::send_queue::SendQueue), or in that of the outputs.
     Send {
         /// The connection.
         to: ConnectionId,
         /// The frame.
         frame: Frame,
+        /// Which frames that wait it may overtake; none without.
+        priority: Option<Priority>,
     },
     /// Close a connection once everything before this is sent.
     Disconnect {
@@ -127,6 +146,13 @@ pub enum Output {
         /// The reason of a failure.
         error: Option<String>,
     },
+}
+
+impl Output {
+    /// Sends a frame that overtakes nothing.
+    pub fn send(to: impl Into<ConnectionId>, frame: Frame) -> Output {
+        Output::Send { to: to.into(), frame, priority: None }
+    }
 }
 
 /// Outputs that the driver has not polled yet, with a count of the memory that they hold.
@@ -302,7 +328,7 @@ mod tests {
     /// A frame with a payload of so many bytes of its own.
     fn send(bytes: usize) -> Output {
         let frame = Frame { header: Header::new(Kind::Params), body: Body::Bytes(vec![0; bytes]) };
-        Output::Send { to: NodeId::Coordinator.into(), frame }
+        Output::send(NodeId::Coordinator, frame)
     }
 
     #[test]

@@ -293,6 +293,7 @@ impl Shard {
         let policy = plan.policy_of(number, id.server);
         let (valid_from, table_shard) = (plan.valid_from(number), self.tables.get_mut(table));
         table_shard.set_nonfinite(policy.nonfinite());
+        table_shard.set_prioritized(policy.is_prioritized());
         if table_shard.valid_from() != valid_from {
             let codecs = policy.codecs(&self.registry).map_err(|error| error.to_string());
             if let Err(why) = codecs.and_then(|codecs| table_shard.set_codecs(codecs, valid_from)) {
@@ -846,12 +847,12 @@ impl Shard {
             report.tables.clear();
             message = frame(Kind::Control, &Control::ShardReport(Box::new(report)));
         }
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame: message });
+        self.outputs.push_back(Output::send(NodeId::Coordinator, message));
     }
 
     fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
+        self.outputs.push_back(Output::send(NodeId::Coordinator, frame));
     }
 
     fn log(&mut self, line: String) {

@@ -1,7 +1,7 @@
 //! One snapshot of a job, with reasons. It feeds logs, `paramill status` and everything that reports.
 
 use crate::limits;
-use crate::types::{AggregatorId, Clock, ShardId, TableId, WorkerId};
+use crate::types::{AggregatorId, Clock, ShardId, WorkerId};
 use crate::waits::Waited;
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
@@ -24,9 +24,6 @@ pub struct WorkerReport {
     pub reads: ReadsReport,
     /// The worker's wait as a sentence, if it waits.
     pub waiting: Option<String>,
-    /// Tables that its application exchanges as slabs.
-    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
-    pub slabs: Vec<TableId>,
     /// The links that it pushes over, where a codec's threshold follows them.
     pub links: Option<LinksReport>,
     /// How long its application waited, and for whom.
@@ -315,7 +312,6 @@ impl Status {
         self.shards.iter_mut().for_each(|shard| shard.tables.clear());
         self.receivers.clear();
         for WorkerStatus { report, .. } in &mut self.workers {
-            report.slabs.clear();
             report.waited.causes.clear();
         }
         self.phase += " (there are too many tables to report)";

@@ -131,6 +131,11 @@ impl Worker {
         self.traffic.current_clock()
     }
 
+    /// Whether rounds may close without this worker, which then leaves their iterations out.
+    pub fn leaves_out(&self) -> bool {
+        self.traffic.tables().catch_up()
+    }
+
     /// Bytes moved so far.
     pub fn report(&self) -> WorkerReport {
         self.traffic.report()
@@ -321,7 +326,7 @@ impl Worker {
     }
 
     /// Lends a dense table's buffers to the application. Until [`Worker::give_back`], exchanges are the only way to use
-    /// the table. An exchange waits for all blocks, so a table that is pulled partially (psp with b below 1) is not lent.
+    /// the table.
     pub fn slab(&mut self, table: TableId) -> Result<Slab, WorkerError> {
         self.session.check_started()?;
         self.check_access(true)?;
@@ -598,7 +603,7 @@ impl Worker {
                 self.traffic.take_params(&mut self.session, now, from, header, Payload::Bytes(payload))
             }
             Kind::Error => match control::decode::<Fault>("error", payload) {
-                Ok(fault) => self.traffic.take_fault(&mut self.session, from, header.request, fault),
+                Ok(fault) => self.traffic.take_fault(&mut self.session, now, from, header.request, fault),
                 Err(error) => self.session.log(error.to_string()),
             },
             Kind::Control => match control::decode("control message", payload) {

@@ -35,7 +35,7 @@ fn say(coordinator: &mut Coordinator, now: Time, from: NodeId, message: &Control
 
 /// Whether this is a refusal sent to a worker.
 fn is_refusal(output: &Output, worker: WorkerId) -> bool {
-    matches!(output, Output::Send { to, frame } if *to == NodeId::Worker(worker).into() && frame.header.kind == Kind::Error)
+    matches!(output, Output::Send { to, frame, .. } if *to == NodeId::Worker(worker).into() && frame.header.kind == Kind::Error)
 }
 
 /// A coordinator of one server and two workers who said hello.

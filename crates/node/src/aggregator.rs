@@ -5,6 +5,7 @@ use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::exhaustion;
 use crate::host;
 use crate::log::{Level, Log};
+use crate::rate::Rate;
 use crate::server::{announced, random_number};
 use crate::transport::carrier::Listener;
 use crate::transport::memory::{Hub, SCHEME};
@@ -43,6 +44,8 @@ pub struct AggregatorConfig {
     pub hold: Duration,
     /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
     pub congestion: Option<String>,
+    /// What its cores send at most, all together over TCP.
+    pub rate: Option<Rate>,
     /// How workers may come in, and how servers may be reached.
     pub transport: Transport,
     /// In memory instead of over TCP.
@@ -71,6 +74,7 @@ impl AggregatorConfig {
             above: None,
             hold: limits::HOLD,
             congestion: None,
+            rate: None,
             transport: Transport::default(),
             memory: None,
             faults: FaultPlan::default(),
@@ -120,7 +124,11 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
     let ending = Ending { stop: Arc::new(AtomicBool::new(false)), wakers: wakers.into() };
     let dialler = Dialler {
         transport: config.transport,
-        sockets: SocketOptions::new(config.congestion.as_deref())?,
+        sockets: SocketOptions::new(config.congestion.as_deref())?.at_rate(
+            config.rate,
+            config.transport,
+            config.memory.is_some(),
+        )?,
         memory: SharedAllocator::new(),
         hub: config.memory.clone(),
     };

@@ -16,6 +16,8 @@ pub const TRANSPORT: &str = "PARAMILL_TRANSPORT";
 pub const LOOPS: &str = "PARAMILL_LOOPS";
 /// The ports that a worker may listen on, where it passes on what is broadcast: `7100-7115`. Without it the system chooses one.
 pub const PORTS: &str = "PARAMILL_PORTS";
+/// What a worker sends at most, such as `800Mbit`; set by `paramill launch --rate`.
+pub const RATE: &str = "PARAMILL_RATE";
 /// Threads that OpenMP, and with it PyTorch and numpy, uses in a process; set by `paramill launch` to a worker's share of
 /// the CPUs, unless it is set already.
 pub const THREADS: &str = "OMP_NUM_THREADS";

@@ -170,6 +170,9 @@ pub(crate) struct EventLoop<C: RoleCell> {
     readable: Vec<u64>,
     /// Connections with something to write, to watch for or to close.
     dirty: Vec<u64>,
+    /// Connections that have something to write when this node may send again, and when that is.
+    held: Vec<u64>,
+    held_until: Option<Time>,
     /// Connections with frames that were received and not handled, because their answers were too much at once.
     leftovers: Vec<u64>,
     /// When a handshake or a connection that is being closed is given up, at the earliest.
@@ -236,6 +239,8 @@ impl<C: RoleCell> EventLoop<C> {
             rung: Vec::new(),
             readable: Vec::new(),
             dirty: Vec::new(),
+            held: Vec::new(),
+            held_until: None,
             leftovers: Vec::new(),
             next_expiry: None,
             last_sent: None,
@@ -294,6 +299,7 @@ impl<C: RoleCell> EventLoop<C> {
             self.listen_again_at(None);
         }
         self.send_late(now);
+        self.release_held(now);
         self.carry_out();
         if self.next_expiry.is_some_and(|at| at <= now) {
             self.expire(now);
@@ -341,7 +347,15 @@ impl<C: RoleCell> EventLoop<C> {
         let now = clock::now();
         let ending = self.ending.as_ref().map(|ending| ending.deadline);
         let late = self.late.keys().next().map(|(at, _)| *at);
-        let next = [role, self.next_expiry, ending, late, self.deaf_until, self.injected.next_timeout()];
+        let next = [
+            role,
+            self.next_expiry,
+            ending,
+            late,
+            self.held_until,
+            self.deaf_until,
+            self.injected.next_timeout(),
+        ];
         match next.into_iter().flatten().min() {
             Some(at) => Some(at.since(now).min(LONGEST_SLEEP)),
             // A spare loop of a worker costs nothing as long as it has no connection. Who stops a worker wakes all of its loops.

@@ -20,6 +20,7 @@ pub mod identity;
 mod log;
 pub mod pinning;
 pub mod ports;
+pub mod rate;
 pub mod server;
 pub mod stderr;
 mod topology;

@@ -7,6 +7,7 @@ use crate::host;
 use crate::log::{Level, Log};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::ports::{PortSupply, Ports};
+use crate::rate::Rate;
 use crate::topology;
 use crate::transport::carrier::Listener;
 use crate::transport::memory::{Hub, SCHEME};
@@ -50,6 +51,8 @@ pub struct ServerConfig {
     pub server: Option<ServerId>,
     /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
     pub congestion: Option<String>,
+    /// What the server's data cores send at most, all together over TCP.
+    pub rate: Option<Rate>,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
     /// How workers may reach the data cores.
@@ -77,6 +80,7 @@ impl ServerConfig {
             pin: Pin::Off,
             server: None,
             congestion: None,
+            rate: None,
             memory: None,
             transport: Transport::default(),
             faults: FaultPlan::default(),
@@ -117,7 +121,11 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         strangers: Strangers::new(),
         dialler: Dialler {
             transport: config.transport,
-            sockets: SocketOptions::new(config.congestion.as_deref())?,
+            sockets: SocketOptions::new(config.congestion.as_deref())?.at_rate(
+                config.rate,
+                config.transport,
+                config.memory.is_some(),
+            )?,
             memory: SharedAllocator::new(),
             hub: config.memory.clone(),
         },
@@ -140,7 +148,7 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
                 let any = listener.local_addr()?.ip().is_unspecified();
                 server.coordinator =
                     announced(&listener, config.hosts.first().filter(|_| any).map(String::as_str))?;
-                tcp::listener(listener, &server.dialler.sockets)
+                tcp::listener(listener, &server.dialler.sockets.for_control())
             }
         };
         let job = JobConfig { topology: topology::resolved(job.topology.clone()), ..job.clone() };

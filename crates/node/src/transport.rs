@@ -12,6 +12,7 @@ pub(crate) mod tcp;
 use carrier::Carrier;
 use memory::Hub;
 use paramill_core::address::LOCAL;
+use paramill_core::types::{ConnectionId, NodeId};
 use serde::{Deserialize, Serialize};
 use shm::SharedAllocator;
 use std::fmt;
@@ -89,7 +90,8 @@ pub(crate) enum Dialled {
 
 impl Dialler {
     /// Begins to connect, over whatever the address says. The transport is chosen for data only.
-    pub(crate) fn dial(&self, address: &str, is_for_data: bool) -> Result<Dialled, String> {
+    pub(crate) fn dial(&self, address: &str, name: ConnectionId) -> Result<Dialled, String> {
+        let is_for_data = name.shard().is_some();
         if address.starts_with(memory::SCHEME) {
             let hub = self.hub.as_ref().ok_or_else(|| memory::unknown(address))?;
             return hub.dial(address).map(Dialled::Carrier);
@@ -103,14 +105,22 @@ impl Dialler {
             return Ok(Dialled::Carrier(carrier));
         }
         match address.parse() {
-            Ok(target) => self.dial_resolved(target).map(Dialled::Carrier),
+            Ok(target) => self.dial_resolved(target, name).map(Dialled::Carrier),
             Err(_) => Ok(Dialled::Name),
         }
     }
 
     /// Begins to connect to an address of a name.
-    pub(crate) fn dial_resolved(&self, target: SocketAddr) -> Result<Box<dyn Carrier>, String> {
-        tcp::dial(target, &self.sockets).map_err(|error| error.to_string())
+    pub(crate) fn dial_resolved(
+        &self,
+        target: SocketAddr,
+        name: ConnectionId,
+    ) -> Result<Box<dyn Carrier>, String> {
+        let dialled = match name.peer() == Some(NodeId::Coordinator) {
+            true => tcp::dial(target, &self.sockets.for_control()),
+            false => tcp::dial(target, &self.sockets),
+        };
+        dialled.map_err(|error| error.to_string())
     }
 }
 

@@ -22,12 +22,15 @@ struct Place {
     hub: Option<Hub>,
     transport: Transport,
     loops: Option<usize>,
+    /// Of workers.
     faults: FaultPlan,
+    server_faults: FaultPlan,
 }
 
 impl Place {
     fn over(transport: Transport, loops: usize) -> Place {
-        Place { hub: None, transport, loops: Some(loops), faults: FaultPlan::default() }
+        let (faults, server_faults) = (FaultPlan::default(), FaultPlan::default());
+        Place { hub: None, transport, loops: Some(loops), faults, server_faults }
     }
 
     fn start(&self, workers: u32, answer_codec: &str) -> Server {
@@ -44,6 +47,7 @@ impl Place {
             cores: CORES,
             memory: self.hub.clone(),
             transport: self.transport,
+            faults: self.server_faults.clone(),
             log: Log::none(),
             ..ServerConfig::new("test", "127.0.0.1:0")
         };
@@ -225,6 +229,55 @@ fn an_exchange_that_is_given_up_while_its_answer_comes_leaves_everything_usable(
     drop(slabs);
     job.close().unwrap();
     server.join().unwrap();
+}
+
+/// Late answers are received while the application computes with a slab that it has back.
+#[test]
+fn an_exchange_that_goes_on_without_late_blocks_leaves_their_last_values() {
+    const STEPS: usize = 150;
+    /// Elements of a chunk, which is of one version.
+    const CHUNK: usize = 8192;
+    let late = |place: Place| {
+        let server_faults = FaultPlan::parse(&["pull:delay=3ms,p=0.2"]).unwrap();
+        Place { server_faults, ..place }
+    };
+    let memory = Place { hub: Some(Hub::new()), ..Place::over(Transport::Auto, 3) };
+    let places =
+        [Place::over(Transport::Tcp, 1), Place::over(Transport::Tcp, 4), Place::over(Transport::Shm, 4)];
+    for place in places.into_iter().chain([memory]).map(late) {
+        let policy = Policy::default().with(Axis::Sync, "psp:c=1,b=0.5").with(Axis::Optimizer, "sgd:lr=1");
+        let server = place.start_with(1, policy);
+        let job = Job::init(place.options(&server, 0)).unwrap();
+        let table = job.table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS]).unwrap();
+        job.start().unwrap();
+        let mut slabs: Vec<Slab> = vec![table.slab().unwrap()];
+        let address = slabs[0].values().as_ptr();
+        let mut old_blocks = 0;
+        for step in 1..=STEPS {
+            slabs[0].gradient_mut().fill(1.0);
+            let exchange = job.exchange(&mut slabs).unwrap();
+            job.clock();
+            slabs = exchange.wait().unwrap();
+            let values = slabs[0].values().to_vec();
+            let is_newest = |chunk: &[f32]| chunk[0] == -(step as f32);
+            assert!(values.chunks(CHUNK).all(|chunk| chunk.iter().all(|value| *value == chunk[0])));
+            assert!(values.chunks(CHUNK).any(is_newest), "step {step}");
+            old_blocks += values.chunks(CHUNK).filter(|chunk| !is_newest(chunk)).count();
+            // It computes: late answers come meanwhile.
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_micros(200));
+                assert!(slabs[0].values() == values, "step {step} over {:?}", place.transport);
+            }
+        }
+        assert_eq!(slabs[0].values().as_ptr(), address, "its memory stays where it is");
+        assert!(old_blocks > 0, "something was late over {:?}", place.transport);
+        drop(slabs);
+        table.pull_now().unwrap().wait().unwrap();
+        let is_all = |values: &[f32]| values.iter().all(|value| *value == -(STEPS as f32));
+        assert!(table.read(is_all).unwrap(), "no gradient was lost over {:?}", place.transport);
+        job.close().unwrap();
+        server.join().unwrap();
+    }
 }
 
 #[test]

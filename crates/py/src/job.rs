@@ -54,13 +54,14 @@ pub(crate) struct Membership {
 impl Job {
     /// Begins to join. Without a URL the environment names the job.
     #[new]
-    #[pyo3(signature = (url, *, rank, timeout, transport, aggregator, write_only = false))]
+    #[pyo3(signature = (url, *, rank, timeout, transport, aggregator, rate = None, write_only = false))]
     fn new(
         url: Option<&str>,
         rank: Option<u32>,
         timeout: f64,
         transport: Option<&str>,
         aggregator: Option<String>,
+        rate: Option<&str>,
         write_only: bool,
     ) -> PyResult<Job> {
         let url = url.map(|url| url.parse().map_err(|error| raise("UrlError", error))).transpose()?;
@@ -81,6 +82,9 @@ impl Job {
         }
         if let Some(transport) = transport {
             options = options.transport(transport.parse().map_err(|why| raise("PolicyError", why))?);
+        }
+        if let Some(rate) = rate {
+            options = options.rate(rate.parse().map_err(|why| raise("PolicyError", why))?);
         }
         let job = node::Job::init(options).map_err(client)?;
         let (url, timeout) = (job.url().clone(), job.timeout());

@@ -49,7 +49,7 @@ pub(crate) fn optimizer_parameters(text: &str) -> PyResult<(String, Vec<(String,
 }
 
 /// Whether workers go on without some of the blocks under a consistency model, a partial pull, or are told how long to wait
-/// before they do: without a partial pull `tau2` has no effect, and PyTorch refuses it with `b`.
+/// before they do: without a partial pull `tau2` has no effect, and where averages are exchanged it is refused with `b`.
 #[pyfunction]
 pub(crate) fn pulls_partially(sync: &str) -> PyResult<bool> {
     let policy = SyncPolicy::parse(&Registry::builtin().consistency, sync)

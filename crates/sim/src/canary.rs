@@ -212,7 +212,7 @@ impl Role for BrokenShard {
             (Canary::Early, Kind::Push) => {
                 if header.part == 0 && !header.flags.has(Flags::LAST) {
                     let frame = ack::frame(&[header.request]);
-                    self.outputs.push_back(Output::Send { to: connection, frame });
+                    self.outputs.push_back(Output::send(connection, frame));
                 }
                 self.shard.handle_frame(now, connection, header, payload);
             }
@@ -252,7 +252,7 @@ impl Role for BrokenShard {
 
     fn poll_output(&mut self) -> Option<Output> {
         let mut output = self.outputs.pop_front().or_else(|| self.shard.poll_output())?;
-        if let Output::Send { to: ConnectionId::Node(NodeId::Worker(WorkerId(0))), frame } = &mut output
+        if let Output::Send { to: ConnectionId::Node(NodeId::Worker(WorkerId(0))), frame, .. } = &mut output
             && frame.header.kind == Kind::Params
             && self.canary == Canary::Partial
             && !frame.header.flags.has(Flags::ENCODED)

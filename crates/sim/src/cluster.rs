@@ -2,7 +2,7 @@
 
 use crate::actor::Actor;
 use crate::canary::{BrokenShard, Canary};
-use crate::compute::ComputeClock;
+use crate::compute::{ComputeClock, SendMode};
 use crate::gradient::Gradients;
 use crate::network::{HostId, Position};
 use crate::operator::Operator;
@@ -422,6 +422,7 @@ impl Builder {
             compute: ComputeClock::new(scenario.compute.clone(), self.faults.clone(), scenario.seed, id),
             // Whoever checks the job has read it.
             local: scenario.policy.local(&self.registry).ok().flatten(),
+            layers: (scenario.compute.send == SendMode::Layerwise).then(|| scenario.layer_times()),
             judge: scenario.judge.clone(),
             slabs: play.slabs,
             nan_p: play.nan_p,

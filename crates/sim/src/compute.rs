@@ -1,4 +1,5 @@
-//! How long a worker computes: constant, with jitter, with transient stragglers, or as a trace says.
+//! How long a worker computes: constant, with jitter, with transient stragglers, or as a trace says; and how that time is
+//! divided among the layers of a model.
 
 use paramill_core::fault::FaultPlan;
 use paramill_core::prng::Prng;
@@ -18,11 +19,34 @@ pub struct ComputeModel {
     pub straggle_p: f64,
     /// How much longer a straggling iteration takes.
     pub straggle_factor: f64,
+    /// The model whose layer list the tables are ([`crate::models`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// When gradients leave, and what a forward pass waits for.
+    pub send: SendMode,
+}
+
+/// When the gradients of an iteration leave, and what the next one waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SendMode {
+    /// All of them after the backward pass; the next forward pass waits for all parameters.
+    #[default]
+    End,
+    /// Each as soon as its layer's backward is done; a layer's forward waits for its own parameters only.
+    Layerwise,
 }
 
 impl Default for ComputeModel {
     fn default() -> ComputeModel {
-        ComputeModel { step_ms: 10.0, jitter: 0.05, straggle_p: 0.0, straggle_factor: 1.0 }
+        ComputeModel {
+            step_ms: 10.0,
+            jitter: 0.05,
+            straggle_p: 0.0,
+            straggle_factor: 1.0,
+            model: None,
+            send: SendMode::End,
+        }
     }
 }
 
@@ -40,6 +64,61 @@ impl ComputeModel {
             }
         }
         Ok(())
+    }
+}
+
+/// The layers of a model in the order in which a step computes them: forward from the first to the last, then backward.
+///
+/// A layer's share of the step is its share of the model's multiply-accumulates. A backward pass has two products for each one
+/// of the forward pass, so that it takes two thirds of the time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerTimes {
+    /// The end of each layer's part of a forward pass, from 0 to 1.
+    ends: Vec<f64>,
+}
+
+/// One layer's part of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It reads its parameters.
+    Forward(usize),
+    /// Its gradient is there once this is done.
+    Backward(usize),
+}
+
+impl LayerTimes {
+    /// Layers with these measures of work, which may not all be zero.
+    pub fn new(work: &[u64]) -> LayerTimes {
+        let total: u64 = work.iter().sum::<u64>().max(1);
+        let mut sum = 0;
+        let ends = work.iter().map(|layer| {
+            sum += layer;
+            sum as f64 / total as f64
+        });
+        LayerTimes { ends: ends.collect() }
+    }
+
+    /// Parts of a step: two for each layer.
+    pub fn stages(&self) -> usize {
+        2 * self.ends.len()
+    }
+
+    /// The part of a step with this number, from 0.
+    pub fn stage(&self, number: usize) -> Stage {
+        match number.checked_sub(self.ends.len()) {
+            None => Stage::Forward(number),
+            Some(done) => Stage::Backward(self.ends.len() - 1 - done),
+        }
+    }
+
+    /// How long this part of a step takes, if nothing has to be waited for.
+    pub fn time(&self, stage: Stage, step: Duration) -> Duration {
+        let (layer, share) = match stage {
+            Stage::Forward(layer) => (layer, 1.0 / 3.0),
+            Stage::Backward(layer) => (layer, 2.0 / 3.0),
+        };
+        let begin = layer.checked_sub(1).map_or(0.0, |before| self.ends[before]);
+        step.mul_f64((self.ends[layer] - begin).max(0.0) * share)
     }
 }
 
@@ -83,7 +162,13 @@ mod tests {
 
     #[test]
     fn means_are_as_the_model_says() {
-        let model = ComputeModel { step_ms: 10.0, jitter: 0.5, straggle_p: 0.1, straggle_factor: 6.0 };
+        let model = ComputeModel {
+            step_ms: 10.0,
+            jitter: 0.5,
+            straggle_p: 0.1,
+            straggle_factor: 6.0,
+            ..Default::default()
+        };
         let mean = mean_ms(model.clone(), &[], 0);
         assert!((mean - 10.0 * 1.5 * 1.5).abs() < 0.6, "{mean}");
         let slow = mean_ms(model, &["worker=1:slow=4x"], 1);
@@ -96,6 +181,19 @@ mod tests {
         plan.load_trace("t.csv", "0,0,1.5\n0,1,0.5\n").unwrap();
         let mut clock = ComputeClock::new(ComputeModel::default(), plan, 1, WorkerId(0));
         assert_eq!([clock.step(0), clock.step(1)].map(|time| time.as_secs_f64()), [3.0, 1.0]);
+    }
+
+    #[test]
+    fn a_step_is_divided_by_work_and_goes_forward_then_backward() {
+        let times = LayerTimes::new(&[1, 0, 3]);
+        let stages: Vec<Stage> = (0..times.stages()).map(|number| times.stage(number)).collect();
+        let (forward, backward) = (Stage::Forward, Stage::Backward);
+        assert_eq!(stages, [forward(0), forward(1), forward(2), backward(2), backward(1), backward(0)]);
+        let milliseconds = |stage: &Stage| times.time(*stage, Duration::from_millis(12)).as_secs_f64() * 1e3;
+        assert_eq!(
+            stages.iter().map(|stage| milliseconds(stage).round()).collect::<Vec<_>>(),
+            [1., 0., 3., 6., 0., 2.]
+        );
     }
 
     #[test]

@@ -73,6 +73,7 @@ const FILES: &[(&str, &str)] = &[
     ("googlenet", include_str!("../models/googlenet.json")),
     ("gpt2_small", include_str!("../models/gpt2_small.json")),
     ("inception_v4", include_str!("../models/inception_v4.json")),
+    ("resnet110_cifar", include_str!("../models/resnet110_cifar.json")),
     ("resnet20_cifar", include_str!("../models/resnet20_cifar.json")),
     ("resnet50", include_str!("../models/resnet50.json")),
     ("resnet56_cifar", include_str!("../models/resnet56_cifar.json")),

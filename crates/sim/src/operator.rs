@@ -39,7 +39,7 @@ impl Operator {
         }
         self.asked = true;
         let frame = frame(Kind::Control, &Control::Set(switch.change.clone()));
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
+        self.outputs.push_back(Output::send(NodeId::Coordinator, frame));
     }
 }
 

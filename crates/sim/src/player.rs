@@ -1,14 +1,15 @@
 //! A worker and the application that drives it: the same role as in a real process, trained in virtual time.
 //!
 //! An iteration pulls the rows it needs of sparse tables, computes, pushes every table, and waits for the parameters
-//! that follow. Nothing changes what it reads while it computes: a player remembers a digest, and its check fails when
+//! that follow. One that is computed layer by layer pushes a table when its layer's backward is done, and waits for a
+//! table's parameters when its layer's forward needs them. Nothing changes what it reads while it computes: a player remembers a digest, and its check fails when
 //! memory is not what it was.
 //!
 //! Under the policy `local` an iteration is `h` steps of computation, and each fragment of the tables is pushed when it is due. What is
 //! pushed has the size of a pseudo-gradient, and the contents of a gradient.
 
 use crate::canary::Canary;
-use crate::compute::ComputeClock;
+use crate::compute::{ComputeClock, LayerTimes, Stage};
 use crate::gradient::{Gradients, PushId, touched_rows};
 use crate::judge::{CONDITION, JudgeModel};
 use paramill_core::address::Addresses;
@@ -49,6 +50,8 @@ pub struct Program {
     pub compute: ComputeClock,
     /// Steps that it makes by itself between synchronisations.
     pub local: Option<LocalSteps>,
+    /// How they are divided, where an application computes and sends layer by layer.
+    pub layers: Option<LayerTimes>,
     /// What worker 0 says of pulls that servers ask about.
     pub judge: JudgeModel,
     /// Whether dense tables are exchanged as slabs.
@@ -73,6 +76,8 @@ pub struct Player {
     rows: Vec<(Vec<u32>, Vec<f32>)>,
     /// The slabs of dense tables, while the application has them.
     slabs: Vec<Slab>,
+    /// Tickets of what is to come, with the table of each.
+    owed: Vec<(usize, Owed)>,
     /// Digests of the dense tables that the computation at hand reads.
     read: Vec<(TableId, u64)>,
     /// What changed while it was read.
@@ -97,20 +102,21 @@ struct Local {
     /// Steps of the job that are behind it.
     made: u64,
     /// What was pushed and is merged later, by fragment.
-    in_flight: Vec<Option<Pushed>>,
+    in_flight: Vec<Vec<(usize, Owed)>>,
 }
 
 impl Local {
     fn new(steps: LocalSteps, tables: &[TableSpec]) -> Result<Local, WorkerError> {
         let sizes: Vec<u64> = tables.iter().map(TableSpec::elements).collect();
         let fragments = steps.deal(&sizes).map_err(|error| WorkerError::Table(error.to_string()))?;
-        let in_flight = (0..steps.fragments()).map(|_| None).collect();
+        let in_flight = (0..steps.fragments()).map(|_| Vec::new()).collect();
         Ok(Local { steps, fragments, made: 0, in_flight })
     }
 
     /// The answers that are merged now, if there are some.
-    fn take_merged(&mut self) -> Option<Pushed> {
-        self.in_flight[self.steps.merged_after(self.made).filter(|_| self.steps.late() > 0)?].take()
+    fn take_merged(&mut self) -> Option<Vec<(usize, Owed)>> {
+        let fragment = self.steps.merged_after(self.made).filter(|_| self.steps.late() > 0)?;
+        Some(std::mem::take(&mut self.in_flight[fragment])).filter(|owed| !owed.is_empty())
     }
 
     /// The number of steps after which something is pushed or merged next.
@@ -121,16 +127,8 @@ impl Local {
     }
 
     fn is_in_flight(&self, table: TableId) -> bool {
-        self.in_flight[self.fragments[table.0 as usize]].is_some()
+        !self.in_flight[self.fragments[table.0 as usize]].is_empty()
     }
-}
-
-/// Pushes that are under way, with the parameters that follow.
-#[derive(Debug, Default)]
-struct Pushed {
-    tickets: Vec<Ticket>,
-    /// The exchange of the slabs among them.
-    exchange: Option<Ticket>,
 }
 
 /// How a worker spent its time.
@@ -151,8 +149,27 @@ pub struct Times {
 pub(crate) struct Progress {
     clock: Clock,
     state: std::mem::Discriminant<State>,
-    /// Tables that it waits for.
+    /// Tables that it waits for, or layers that are left to compute.
     open: usize,
+}
+
+/// What an application waits for.
+#[derive(Debug, Clone, Copy)]
+enum Owed {
+    /// The rows of this iteration.
+    Rows(Ticket),
+    /// What follows a push.
+    Pushed(Ticket),
+    /// Slabs that are exchanged.
+    Slabs(Ticket),
+}
+
+impl Owed {
+    fn ticket(self) -> Ticket {
+        match self {
+            Owed::Rows(ticket) | Owed::Pushed(ticket) | Owed::Slabs(ticket) => ticket,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -162,15 +179,20 @@ enum State {
     Pulling {
         since: Time,
         clock: Clock,
-        tickets: Vec<(usize, Ticket)>,
     },
     Computing {
         until: Time,
     },
+    /// Computes a step layer by layer, which takes `step` in all.
+    Layers {
+        step: Duration,
+        /// Stages that are done.
+        done: usize,
+        at: Layer,
+    },
     /// Waits for what follows its pushes.
     Waiting {
         since: Time,
-        pushed: Pushed,
         /// Whether a fragment is to be pushed after that.
         pushes: bool,
     },
@@ -181,6 +203,15 @@ enum State {
     Leaving(Ticket),
     Over,
     Failed(WorkerError),
+}
+
+/// What a layer is at.
+#[derive(Debug, Clone, Copy)]
+enum Layer {
+    /// Its forward waits for its parameters.
+    Waiting { since: Time },
+    /// It is computed.
+    Computing { until: Time },
 }
 
 impl Player {
@@ -206,6 +237,7 @@ impl Player {
             local,
             rows,
             slabs: Vec::new(),
+            owed: Vec::new(),
             read: Vec::new(),
             torn: None,
             judged: None,
@@ -257,8 +289,8 @@ impl Player {
 
     pub(crate) fn progress(&self) -> Progress {
         let open = match &self.state {
-            State::Pulling { tickets, .. } => tickets.len(),
-            State::Waiting { pushed, .. } => pushed.tickets.len() + usize::from(pushed.exchange.is_some()),
+            State::Pulling { .. } | State::Waiting { .. } => self.owed.len(),
+            State::Layers { done, .. } => usize::MAX - done,
             _ => 0,
         };
         Progress { clock: self.clock(), state: std::mem::discriminant(&self.state), open }
@@ -272,7 +304,9 @@ impl Player {
     /// When the computation at hand is over.
     pub(crate) fn computes_until(&self) -> Option<Time> {
         match self.state {
-            State::Computing { until } | State::Lingering { until } => Some(until),
+            State::Computing { until }
+            | State::Lingering { until }
+            | State::Layers { at: Layer::Computing { until }, .. } => Some(until),
             _ => None,
         }
     }
@@ -281,6 +315,7 @@ impl Player {
     pub(crate) fn is_waiting(&self) -> bool {
         match &self.state {
             State::Starting(_) | State::Leaving(_) => true,
+            State::Layers { at, .. } => matches!(at, Layer::Waiting { .. }),
             State::Pulling { .. } | State::Waiting { .. } => self.progress().open > 0,
             State::Computing { .. } | State::Lingering { .. } | State::Over | State::Failed(_) => false,
         }
@@ -296,15 +331,17 @@ impl Player {
         let clock = self.clock();
         match &self.state {
             State::Starting(ticket) | State::Leaving(ticket) => self.worker.explain(now, *ticket),
-            State::Pulling { tickets, .. } => match tickets.first() {
-                Some((_, ticket)) => self.worker.explain(now, *ticket),
-                None => format!("is about to compute iteration {clock}"),
-            },
-            State::Waiting { pushed, .. } => match pushed.tickets.first().or(pushed.exchange.as_ref()) {
-                Some(ticket) => self.worker.explain(now, *ticket),
+            State::Pulling { .. } | State::Waiting { .. } => match self.owed.first() {
+                Some((_, owed)) => self.worker.explain(now, owed.ticket()),
                 None => format!("is about to begin iteration {clock}"),
             },
-            State::Computing { .. } => format!("computes iteration {clock}"),
+            State::Layers { done, at: Layer::Waiting { .. }, .. } => {
+                match self.owed.iter().find(|(table, _)| self.stage(*done) == Some(Stage::Forward(*table))) {
+                    Some((_, owed)) => self.worker.explain(now, owed.ticket()),
+                    None => format!("is about to compute a layer of iteration {clock}"),
+                }
+            }
+            State::Computing { .. } | State::Layers { .. } => format!("computes iteration {clock}"),
             State::Lingering { .. } | State::Over => "is done".into(),
             State::Failed(error) => format!("failed at clock {clock}: {error}"),
         }
@@ -354,17 +391,13 @@ impl Player {
                 }
                 Some(outcome.and_then(|()| self.take_slabs()).and_then(|()| self.begin(now)))
             }
-            State::Pulling { since, clock, tickets } => {
-                while let Some(&(table, ticket)) = tickets.last() {
-                    if let Err(error) = outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
-                        return Some(Err(error));
-                    }
-                    self.rows[table].1 = self.worker.redeem(ticket);
-                    tickets.pop();
+            &mut State::Pulling { since, clock } => {
+                if let Err(error) = self.collect(now, None)? {
+                    return Some(Err(error));
                 }
-                self.times.waited += now.since(*since);
+                self.times.waited += now.since(since);
                 // The rows were of a round that has closed: it goes on with the one that is open.
-                if *clock != self.worker.current_clock() {
+                if clock != self.worker.current_clock() {
                     return Some(self.begin(now));
                 }
                 let time = match &mut self.local {
@@ -376,37 +409,28 @@ impl Player {
                     }
                 };
                 self.times.computed += time;
-                self.remember_read();
+                (0..self.program.tables.len()).for_each(|table| self.remember_read(table));
                 Some(Ok(State::Computing { until: now + time }))
             }
             State::Computing { until } if *until <= now => {
-                self.compare_read();
-                Some(match self.local.as_mut().and_then(Local::take_merged) {
-                    Some(pushed) => Ok(State::Waiting { since: now, pushed, pushes: true }),
-                    None => self.push(now),
-                })
+                (0..self.program.tables.len()).for_each(|table| self.compare_read(table));
+                match self.local.as_mut().and_then(Local::take_merged) {
+                    Some(owed) => {
+                        self.owed.extend(owed);
+                        Some(Ok(State::Waiting { since: now, pushes: true }))
+                    }
+                    None => Some(self.push(now)),
+                }
             }
+            &mut State::Layers { step, done, at } => self.next_layer(now, step, done, at),
             State::Lingering { until } if *until <= now => Some(Ok(State::Leaving(self.worker.leave(now)))),
             State::Computing { .. } | State::Lingering { .. } => None,
-            State::Waiting { since, pushed: Pushed { tickets, exchange }, pushes } => {
-                while let Some(&ticket) = tickets.last() {
-                    if let Err(error) = outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
-                        return Some(Err(error));
-                    }
-                    self.worker.redeem(ticket);
-                    tickets.pop();
+            &mut State::Waiting { since, pushes } => {
+                if let Err(error) = self.collect(now, None)? {
+                    return Some(Err(error));
                 }
-                if let Some(ticket) = *exchange {
-                    match outcome(&mut self.worker, &mut self.waits_for, now, ticket)? {
-                        Err(error) if !is_nan(&error) || self.program.nan_p == 0.0 => {
-                            return Some(Err(error));
-                        }
-                        _ => self.slabs.extend(self.worker.redeem_slabs(ticket)),
-                    }
-                    *exchange = None;
-                }
-                self.times.waited += now.since(*since);
-                Some(if *pushes { self.push(now) } else { self.begin(now) })
+                self.times.waited += now.since(since);
+                Some(if pushes { self.push(now) } else { self.begin(now) })
             }
             State::Leaving(ticket) => {
                 let outcome = outcome(&mut self.worker, &mut self.waits_for, now, *ticket)?;
@@ -422,9 +446,10 @@ impl Player {
         let clock = self.worker.current_clock();
         let mut in_flight = self.local.iter_mut().flat_map(|local| &mut local.in_flight);
         if clock >= self.program.iterations
-            && let Some(pushed) = in_flight.find_map(Option::take)
+            && let Some(owed) = in_flight.find(|owed| !owed.is_empty())
         {
-            return Ok(State::Waiting { since: now, pushed, pushes: false });
+            self.owed.append(owed);
+            return Ok(State::Waiting { since: now, pushes: false });
         }
         let Program { worker, tables, iterations, seed, .. } = &self.program;
         // One that joins when the others are done has nothing left to do.
@@ -435,15 +460,98 @@ impl Player {
                 lingers => State::Lingering { until: now + lingers },
             });
         }
-        let mut tickets = Vec::new();
         for (index, spec) in tables.iter().enumerate().filter(|(_, spec)| spec.rows) {
             let table = TableId(index as u32);
             let rows = touched_rows(*seed, *worker, clock, table, spec);
-            tickets
-                .push((index, self.worker.pull(now, table, PullOptions { rows: Some(&rows), now: false })?));
+            let ticket = self.worker.pull(now, table, PullOptions { rows: Some(&rows), now: false })?;
+            self.owed.push((index, Owed::Rows(ticket)));
             self.rows[index].0 = rows;
         }
-        Ok(State::Pulling { since: now, clock, tickets })
+        if self.program.layers.is_none() {
+            return Ok(State::Pulling { since: now, clock });
+        }
+        let step = self.program.compute.step(clock);
+        self.times.computed += step;
+        Ok(State::Layers { step, done: 0, at: Layer::Waiting { since: now } })
+    }
+
+    /// The part of a step that follows those that are done; none after the last one.
+    fn stage(&self, done: usize) -> Option<Stage> {
+        let layers = self.program.layers.as_ref()?;
+        (done < layers.stages()).then(|| layers.stage(done))
+    }
+
+    /// Goes on with a step that is computed layer by layer.
+    fn next_layer(
+        &mut self,
+        now: Time,
+        step: Duration,
+        done: usize,
+        at: Layer,
+    ) -> Option<Result<State, WorkerError>> {
+        let Some(stage) = self.stage(done) else { return Some(self.end_layers(now)) };
+        match at {
+            Layer::Waiting { since } => {
+                if let Stage::Forward(table) = stage {
+                    if let Err(error) = self.collect(now, Some(table))? {
+                        return Some(Err(error));
+                    }
+                    self.remember_read(table);
+                }
+                self.times.waited += now.since(since);
+                let time = self.program.layers.as_ref()?.time(stage, step);
+                Some(Ok(State::Layers { step, done, at: Layer::Computing { until: now + time } }))
+            }
+            Layer::Computing { until } if until > now => None,
+            Layer::Computing { .. } => {
+                if let Stage::Backward(table) = stage {
+                    self.compare_read(table);
+                    if let Err(error) = self.push_layer(now, table) {
+                        return Some(Err(error));
+                    }
+                }
+                Some(Ok(State::Layers { step, done: done + 1, at: Layer::Waiting { since: now } }))
+            }
+        }
+    }
+
+    /// All layers are computed, and all gradients are on their way.
+    fn end_layers(&mut self, now: Time) -> Result<State, WorkerError> {
+        self.worker.clock();
+        match self.worker.current_clock() >= self.program.iterations {
+            true => Ok(State::Waiting { since: now, pushes: false }),
+            false => self.begin(now),
+        }
+    }
+
+    /// Takes what has come for a table, or for all of them. `None` while something of it is under way.
+    fn collect(&mut self, now: Time, table: Option<usize>) -> Option<Result<(), WorkerError>> {
+        let mut next = 0;
+        while let Some(&(of, owed)) = self.owed.get(next) {
+            if table.is_some_and(|table| table != of) {
+                next += 1;
+                continue;
+            }
+            let outcome = outcome(&mut self.worker, &mut self.waits_for, now, owed.ticket())?;
+            match owed {
+                // What a server refused goes back, and the application goes on with it.
+                Owed::Slabs(ticket) => match outcome {
+                    Err(error) if !is_nan(&error) || self.program.nan_p == 0.0 => return Some(Err(error)),
+                    _ => self.slabs.extend(self.worker.redeem_slabs(ticket)),
+                },
+                Owed::Rows(ticket) | Owed::Pushed(ticket) => {
+                    if let Err(error) = outcome {
+                        return Some(Err(error));
+                    }
+                    let values = self.worker.redeem(ticket);
+                    if matches!(owed, Owed::Rows(_)) {
+                        self.rows[of].1 = values;
+                    }
+                }
+            }
+            self.owed.remove(next);
+        }
+        Some(Ok(()))
     }
 
     /// Takes the memory of dense tables, where it is exchanged.
@@ -458,49 +566,69 @@ impl Player {
     /// Pushes all tables, or those of the fragment whose turn it is, if it is one's.
     fn push(&mut self, now: Time) -> Result<State, WorkerError> {
         let Some(local) = &self.local else {
-            let pushed = self.push_those(now, &|_| true)?;
+            self.push_those(now, &|_| true)?;
             self.worker.clock();
-            return Ok(State::Waiting { since: now, pushed, pushes: false });
+            return Ok(State::Waiting { since: now, pushes: false });
         };
         let (made, late, dealt) = (local.made, local.steps.late(), local.fragments.clone());
         let (fragment, turns) = (local.steps.pushed_after(made), local.steps.turns_after(made));
         let Some(fragment) = fragment else { return self.begin(now) };
-        let pushed = self.push_those(now, &|table| dealt[table] == fragment)?;
+        self.push_those(now, &|table| dealt[table] == fragment)?;
         if turns {
             self.worker.clock();
         }
         match &mut self.local {
             Some(local) if late > 0 => {
-                local.in_flight[fragment] = Some(pushed);
+                local.in_flight[fragment].append(&mut self.owed);
                 self.begin(now)
             }
-            _ => Ok(State::Waiting { since: now, pushed, pushes: false }),
+            _ => Ok(State::Waiting { since: now, pushes: false }),
         }
     }
 
     /// Pushes some of the tables.
-    fn push_those(&mut self, now: Time, wanted: &dyn Fn(usize) -> bool) -> Result<Pushed, WorkerError> {
-        let mut tickets = Vec::with_capacity(self.program.tables.len());
+    fn push_those(&mut self, now: Time, wanted: &dyn Fn(usize) -> bool) -> Result<(), WorkerError> {
         for index in (0..self.program.tables.len()).filter(|index| wanted(*index)) {
-            if self.program.slabs && !self.program.tables[index].rows {
-                continue;
+            if !self.program.slabs || self.program.tables[index].rows {
+                self.push_values(now, index)?;
             }
-            let nan = self.nan(index);
-            let ticket = match self.push_table(now, index, nan) {
-                // Nothing was sent: it is told to correct the gradient.
-                Err(error) if nan && is_nan(&error) => self.push_table(now, index, false)?,
-                pushed => pushed?,
-            };
-            tickets.push(ticket);
         }
-        let exchange = match self.slabs.iter().any(|slab| wanted(slab.table().0 as usize)) {
-            false => None,
-            true => match self.exchange(now, wanted, true) {
-                Err(error) if is_nan(&error) => Some(self.exchange(now, wanted, false)?),
-                exchanged => Some(exchanged?),
-            },
+        let is_wanted = |slab: &Slab| wanted(slab.table().0 as usize);
+        let (slabs, others) = std::mem::take(&mut self.slabs).into_iter().partition::<Vec<_>, _>(is_wanted);
+        self.slabs = others;
+        if slabs.is_empty() { Ok(()) } else { self.push_slabs(now, slabs) }
+    }
+
+    /// Pushes one table.
+    fn push_layer(&mut self, now: Time, index: usize) -> Result<(), WorkerError> {
+        match self.slabs.iter().position(|slab| slab.table().0 as usize == index) {
+            Some(place) => {
+                let slab = self.slabs.remove(place);
+                self.push_slabs(now, vec![slab])
+            }
+            None => self.push_values(now, index),
+        }
+    }
+
+    fn push_values(&mut self, now: Time, index: usize) -> Result<(), WorkerError> {
+        let nan = self.nan(index);
+        let ticket = match self.push_table(now, index, nan) {
+            // Nothing was sent: it is told to correct the gradient.
+            Err(error) if nan && is_nan(&error) => self.push_table(now, index, false)?,
+            pushed => pushed?,
         };
-        Ok(Pushed { tickets, exchange })
+        self.owed.push((index, Owed::Pushed(ticket)));
+        Ok(())
+    }
+
+    fn push_slabs(&mut self, now: Time, mut slabs: Vec<Slab>) -> Result<(), WorkerError> {
+        let first = slabs.first().map_or(0, |slab| slab.table().0 as usize);
+        let ticket = match self.exchange(now, &mut slabs, true) {
+            Err(error) if is_nan(&error) => self.exchange(now, &mut slabs, false)?,
+            exchanged => exchanged?,
+        };
+        self.owed.push((first, Owed::Slabs(ticket)));
+        Ok(())
     }
 
     fn push_id(&self, table: TableId) -> PushId {
@@ -531,18 +659,14 @@ impl Player {
         pushed
     }
 
-    /// Exchanges the slabs of some tables.
+    /// Exchanges slabs. They are empty afterwards, unless nothing was sent.
     fn exchange(
         &mut self,
         now: Time,
-        wanted: &dyn Fn(usize) -> bool,
+        slabs: &mut Vec<Slab>,
         may_have_nan: bool,
     ) -> Result<Ticket, WorkerError> {
-        let is_wanted = |slab: &Slab| wanted(slab.table().0 as usize);
-        let (mut slabs, others) =
-            std::mem::take(&mut self.slabs).into_iter().partition::<Vec<_>, _>(is_wanted);
-        self.slabs = others;
-        for slab in &mut slabs {
+        for slab in slabs.iter_mut() {
             let table = slab.table();
             let push = self.push_id(table);
             let mut computed = SCRATCH.take();
@@ -554,10 +678,7 @@ impl Player {
             slab.gradient_mut().copy_from_slice(&computed);
             SCRATCH.set(computed);
         }
-        let exchanged = self.worker.exchange(now, &mut slabs);
-        // All of them, where nothing was exchanged.
-        self.slabs.extend(slabs);
-        exchanged
+        self.worker.exchange(now, slabs)
     }
 
     /// Whether the gradient of a table has a NaN in this iteration.
@@ -569,34 +690,39 @@ impl Player {
         is_nan
     }
 
-    /// The dense tables as the application reads them.
-    fn digests(&self) -> Vec<(TableId, u64)> {
+    /// A dense table as the application reads it.
+    fn digest(&self, index: usize) -> Option<u64> {
         let digest = |values: &[f32]| xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(values));
-        let lent = self.slabs.iter().map(|slab| (slab.table(), digest(slab.values())));
-        let dense = (0..).map(TableId).zip(&self.program.tables).filter(|(_, spec)| !spec.rows);
+        let table = TableId(index as u32);
         // An application that goes on while parameters are on their way reads its own copy.
-        let is_read = |table| !self.local.as_ref().is_some_and(|local| local.is_in_flight(table));
-        let own = dense.filter(|(table, _)| !self.program.slabs && is_read(*table));
-        lent.chain(own.map(|(table, _)| (table, digest(self.worker.values(table))))).collect()
-    }
-
-    fn remember_read(&mut self) {
-        if self.program.watches_memory && self.read.is_empty() {
-            self.read = self.digests();
+        let is_in_flight = self.local.as_ref().is_some_and(|local| local.is_in_flight(table));
+        if self.program.tables[index].rows || is_in_flight {
+            return None;
+        }
+        match self.program.slabs {
+            true => self.slabs.iter().find(|slab| slab.table() == table).map(|slab| digest(slab.values())),
+            false => Some(digest(self.worker.values(table))),
         }
     }
 
-    /// Nothing may have changed what the computation read.
-    fn compare_read(&mut self) {
-        if !self.program.watches_memory {
-            return;
+    fn remember_read(&mut self, index: usize) {
+        let table = TableId(index as u32);
+        let is_known = |read: &[(TableId, u64)]| read.iter().any(|(known, _)| *known == table);
+        if self.program.watches_memory
+            && !is_known(&self.read)
+            && let Some(digest) = self.digest(index)
+        {
+            self.read.push((table, digest));
         }
-        let now = self.digests();
-        let known = std::mem::take(&mut self.read);
-        let changed =
-            |(table, digest): &&(TableId, u64)| known.iter().any(|(t, d)| t == table && d != digest);
-        if let Some((table, _)) = now.iter().find(changed) {
-            let name = &self.program.tables[table.0 as usize].name;
+    }
+
+    /// Nothing may have changed what the computation read of a table.
+    fn compare_read(&mut self, index: usize) {
+        let table = TableId(index as u32);
+        let Some(place) = self.read.iter().position(|(known, _)| *known == table) else { return };
+        let (_, known) = self.read.swap_remove(place);
+        if self.digest(index).is_some_and(|digest| digest != known) {
+            let name = &self.program.tables[index].name;
             let clock = self.worker.current_clock();
             self.torn = Some(format!("table `{name}` changed while iteration {clock} read it"));
         }
@@ -681,7 +807,7 @@ impl Role for Player {
     ) -> Option<Destination> {
         let destination = self.worker.landing(connection, header, frames, places)?;
         if self.program.canary == Some(Canary::Reused)
-            && self.read.is_empty()
+            && !self.read.iter().any(|(known, _)| *known == header.table)
             && let Some(region) = destination.region()
         {
             // The bug: what is received is read before all of it is here.
@@ -692,7 +818,7 @@ impl Role for Player {
             for range in region.ranges() {
                 values[range.clone()].copy_from_slice(region.bytes(range.clone()));
             }
-            self.read = vec![(header.table, xxhash_rust::xxh3::xxh3_64(&values))];
+            self.read.push((header.table, xxhash_rust::xxh3::xxh3_64(&values)));
         }
         Some(destination)
     }

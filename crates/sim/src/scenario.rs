@@ -6,10 +6,11 @@ mod hosts;
 
 pub use hosts::{Hosts, LinkNames};
 
-use crate::compute::ComputeModel;
+use crate::compute::{ComputeModel, LayerTimes, SendMode};
 use crate::gradient::Gradients;
 use crate::input::read_file;
 use crate::judge::JudgeModel;
+use crate::models;
 use crate::network::NetworkConfig;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::{FaultError, FaultPlan};
@@ -84,6 +85,15 @@ pub struct TableConfig {
     /// Whether single rows are pushed and pulled.
     #[serde(default)]
     pub rows: bool,
+    /// Multiply-accumulates of a forward pass that use it: its share of a step that is computed layer by layer.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub macs: u64,
+}
+
+impl From<models::Tensor> for TableConfig {
+    fn from(models::Tensor { name, shape, macs }: models::Tensor) -> TableConfig {
+        TableConfig { name, shape, rows: false, macs }
+    }
 }
 
 /// A change of policies.
@@ -149,7 +159,7 @@ impl Default for Scenario {
 impl Scenario {
     /// A job of one dense table under every default.
     pub fn new(workers: u32, servers: u32, elements: u64) -> Scenario {
-        let table = TableConfig { name: "w".into(), shape: vec![elements], rows: false };
+        let table = TableConfig { name: "w".into(), shape: vec![elements], rows: false, macs: 0 };
         Scenario { workers, servers, tables: vec![table], ..Scenario::default() }
     }
 
@@ -160,10 +170,32 @@ impl Scenario {
 
     /// Reads a scenario file and checks it.
     pub fn parse(text: &str) -> Result<Scenario, ScenarioError> {
-        let scenario: Scenario =
+        let mut scenario: Scenario =
             toml::from_str(text).map_err(|error| ScenarioError::Toml(error.to_string()))?;
+        scenario.take_model()?;
         scenario.check()?;
         Ok(scenario)
+    }
+
+    /// The tables are those of the model that `compute.model` names.
+    fn take_model(&mut self) -> Result<(), ScenarioError> {
+        let Some(name) = &self.compute.model else { return Ok(()) };
+        let model =
+            models::model(name).map_err(|error| ScenarioError::Value(format!("compute.model: {error}")))?;
+        let tables: Vec<TableConfig> = model.tensors.into_iter().map(TableConfig::from).collect();
+        require(self.tables.is_empty() || self.tables == tables, || {
+            format!("compute.model = \"{name}\" names the tables; leave out [[tables]], or the model")
+        })?;
+        self.tables = tables;
+        Ok(())
+    }
+
+    /// Shares of a step's time, in the order of the tables: by their multiply-accumulates, or by their size where none has any.
+    pub fn layer_times(&self) -> LayerTimes {
+        let macs: Vec<u64> = self.tables.iter().map(|table| table.macs).collect();
+        let elements = || self.table_specs().iter().map(TableSpec::elements).collect();
+        let work: Vec<u64> = if macs.iter().any(|&macs| macs > 0) { macs } else { elements() };
+        LayerTimes::new(&work)
     }
 
     /// Whether every number is in range and every fault can be read. Text forms of components are checked when the
@@ -214,6 +246,20 @@ impl Scenario {
         }
         Hosts::of(self)?;
         self.compute.check().map_err(ScenarioError::Value)?;
+        let changes = self.switches.iter().map(|switch| &switch.change).chain(&self.overrides);
+        let models = changes.filter_map(|change| change.policies.get(Axis::Sync));
+        let mut models = models.chain([self.policy.get(Axis::Sync)]);
+        let (at_end, leaves_out) =
+            (self.compute.send == SendMode::End, models.any(|sync| sync.starts_with("quorum")));
+        require(at_end || !leaves_out, || {
+            "compute.send = \"layerwise\" with `quorum`: rounds may close while a step is computed, and its gradients must all be of \
+             one; use \"end\""
+                .into()
+        })?;
+        require(at_end || !self.policy.is_local(), || {
+            "compute.send = \"layerwise\" with local steps, which push a fragment after a step; use \"end\""
+                .into()
+        })?;
         self.judge.check().map_err(ScenarioError::Value)?;
         FaultPlan::parse(&self.faults)?.check_members(self.workers, self.servers)?;
         Ok(())
@@ -283,6 +329,10 @@ impl Scenario {
     }
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 fn require(holds: bool, why: impl FnOnce() -> String) -> Result<(), ScenarioError> {
     if holds { Ok(()) } else { Err(ScenarioError::Value(why())) }
 }
@@ -347,6 +397,15 @@ mod tests {
     }
 
     #[test]
+    fn a_model_names_the_tables_and_their_work() {
+        let scenario = Scenario::parse("[compute]\nmodel='resnet20_cifar'\nsend='layerwise'").unwrap();
+        assert_eq!((scenario.tables.len(), scenario.tables[0].name.as_str()), (59, "conv1.weight"));
+        assert!(scenario.tables[0].macs > 0);
+        assert_eq!(scenario.layer_times().stages(), 118);
+        assert_eq!(Scenario::parse(&toml::to_string(&scenario).unwrap()), Ok(scenario));
+    }
+
+    #[test]
     fn what_does_not_fit_is_named() {
         for (text, expected) in [
             ("workers = 3", "tables: expected at least one"),
@@ -364,6 +423,11 @@ mod tests {
             ("aggregators=5\n[[tables]]\nname='w'\nshape=[1]", "aggregators = 5: expected at most one"),
             ("hold_ms=-1\n[[tables]]\nname='w'\nshape=[1]", "hold_ms = -1: expected 0 to 10000"),
             ("seed = \n", "TOML parse error"),
+            ("[compute]\nmodel='resnet9'", "compute.model: unknown model `resnet9`; known: alexnet"),
+            (
+                "[[tables]]\nname='w'\nshape=[1]\n[compute]\nmodel='resnet20_cifar'",
+                "leave out [[tables]], or the model",
+            ),
             (
                 "order = 'any'\n[[tables]]\nname='w'\nshape=[1]",
                 "order: `any`: expected `arrival` or `ranked`",

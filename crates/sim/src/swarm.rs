@@ -10,6 +10,7 @@ pub use draw::Drawn;
 use crate::canary::Canary;
 use crate::checkers::{Checkers, ExactlyOnce, Memory, Readers, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
+use crate::compute::SendMode;
 use crate::gradient::Gradients;
 use crate::network::Topology;
 use crate::report::{Report, run_scenario};
@@ -83,10 +84,11 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 11] = [
+pub const EVENTS: [&str; 12] = [
     "cache",
     "join",
     "landing",
+    "layerwise",
     "local",
     "nan",
     "reader",
@@ -201,6 +203,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
         ("cache", cluster.worker_ids().any(is_at_once)),
         ("join", has_joined),
         ("landing", counts.landings > 0),
+        ("layerwise", drawn.scenario.compute.send == SendMode::Layerwise),
         ("local", drawn.scenario.policy.is_local()),
         ("nan", nans > 0),
         ("reader", drawn.scenario.readers > 0),

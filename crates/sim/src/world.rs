@@ -33,7 +33,7 @@ use node::{Node, Rebirth, label};
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
-use paramill_core::role::{Body, Frame, Lost, Output, Role};
+use paramill_core::role::{Body, Frame, Lost, Output, Priority, Role};
 use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::{Header, Hello};
 use payload::{Copies, Payload};
@@ -272,7 +272,7 @@ impl<R: Role> World<R> {
         let Some((index, connection)) = self.between(from, to).next() else { return false };
         let side = self.connections[connection].other_side(index);
         let End { name, .. } = self.connections[connection].ends[1 - side];
-        self.queue_frame(index, name, frame);
+        self.queue_frame(index, name, frame, None);
         // It is sent with what the role says at its next event.
         self.set_timer(index, self.now);
         true
@@ -537,7 +537,7 @@ impl<R: Role> World<R> {
         let mut stop = None;
         while let Some(output) = self.nodes[index].role.poll_output() {
             match output {
-                Output::Send { to, frame } => self.queue_frame(index, to, frame),
+                Output::Send { to, frame, priority } => self.queue_frame(index, to, frame, priority),
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
                 Output::Listen => self.listen(index),
@@ -697,14 +697,14 @@ impl<R: Role> World<R> {
         }
     }
 
-    /// Puts a frame behind those that wait. Without a connection it is dropped, as the contract of roles says.
-    fn queue_frame(&mut self, index: usize, to: ConnectionId, frame: Frame) {
+    /// Puts a frame among those that wait. Without a connection it is dropped, as the contract of roles says.
+    fn queue_frame(&mut self, index: usize, to: ConnectionId, frame: Frame, priority: Option<Priority>) {
         let Some(&connection) = self.nodes[index].connections.get(&to) else { return };
         if !self.connections[connection].is_open {
             return;
         }
         let side = self.connections[connection].other_side(index);
-        self.connections[connection].channels[side].queue(frame);
+        self.connections[connection].channels[side].queue(frame, priority);
         if self.dirty.last() != Some(&(connection, side)) {
             self.dirty.push((connection, side));
         }

@@ -7,7 +7,7 @@ use paramill_sim::scenario::{Scenario, TableConfig};
 const ELEMENTS: u64 = 100_000;
 
 fn run(iterations: u64, local: &str) -> Report {
-    let table = |name: &str| TableConfig { name: name.into(), shape: vec![ELEMENTS], rows: false };
+    let table = |name: &str| TableConfig { name: name.into(), shape: vec![ELEMENTS], rows: false, macs: 0 };
     let mut job =
         Scenario { iterations, tables: ["a", "b", "c", "d"].map(table).into(), ..Scenario::new(2, 1, 1) };
     job.compute.jitter = 0.0;

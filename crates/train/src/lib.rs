@@ -31,5 +31,5 @@ mod workload;
 pub use data::DataError;
 pub use network::ProductGradient;
 pub use workload::{
-    Evaluation, Touched, Workload, WorkloadConfig, WorkloadInfo, build, build_all, find, known,
+    Evaluation, LayerFlow, Touched, Workload, WorkloadConfig, WorkloadInfo, build, build_all, find, known,
 };

@@ -17,6 +17,7 @@ pub use pool::MaxPool2;
 use paramill_core::prng::Prng;
 use paramill_core::table::TableSpec;
 use std::fmt;
+use std::ops::Range;
 
 /// A differentiable function of an example. Four methods are required, and `parameters` where there are any.
 ///
@@ -187,18 +188,45 @@ impl Network {
         input: &[f32],
         workspace: &'w mut Workspace,
     ) -> &'w [f32] {
-        let batch = input.len() / self.input_len();
-        workspace.batch = batch;
-        for (index, named) in self.layers.iter().enumerate() {
-            let (before, rest) = workspace.outputs.split_at_mut(index);
-            let input = match before.last() {
-                Some(output) => &output[..batch * named.layer.input_len()],
-                None => input,
-            };
-            let output = &mut rest[0][..batch * named.layer.output_len()];
-            named.layer.forward(named.of(parameters), input, output, &mut workspace.scratch);
+        self.begin(input, workspace);
+        for layer in 0..self.layers.len() {
+            self.forward_layer(layer, self.layers[layer].of(parameters), input, workspace);
         }
-        &workspace.outputs[self.layers.len() - 1][..batch * self.output_len()]
+        &workspace.outputs[self.layers.len() - 1][..workspace.batch * self.output_len()]
+    }
+
+    /// Number of layers.
+    pub(crate) fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The tables of a layer.
+    pub(crate) fn tables_of(&self, layer: usize) -> Range<usize> {
+        let Named { first_table, tables, .. } = self.layers[layer];
+        first_table..first_table + tables
+    }
+
+    /// Begins a forward pass that goes layer by layer.
+    pub(crate) fn begin(&self, input: &[f32], workspace: &mut Workspace) {
+        workspace.batch = input.len() / self.input_len();
+    }
+
+    /// One layer of a forward pass, with the parameters of this layer. `input` is that of the network.
+    pub(crate) fn forward_layer(
+        &self,
+        index: usize,
+        parameters: &[&[f32]],
+        input: &[f32],
+        workspace: &mut Workspace,
+    ) {
+        let (layer, batch) = (&self.layers[index].layer, workspace.batch);
+        let (before, rest) = workspace.outputs.split_at_mut(index);
+        let input = match before.last() {
+            Some(output) => &output[..batch * layer.input_len()],
+            None => input,
+        };
+        let output = &mut rest[0][..batch * layer.output_len()];
+        layer.forward(parameters, input, output, &mut workspace.scratch);
     }
 
     /// The output of the last forward pass, and the slope of the loss along it, to be filled for the backward pass.
@@ -216,26 +244,37 @@ impl Network {
         workspace: &mut Workspace,
         gradients: &mut [Vec<f32>],
     ) {
-        let Workspace { outputs, gradients: slopes, scratch, batch } = workspace;
-        for (index, named) in self.layers.iter().enumerate().rev() {
-            let (slopes_before, slopes_here) = slopes.split_at_mut(index);
-            let (input_len, output_len) =
-                (*batch * named.layer.input_len(), *batch * named.layer.output_len());
-            let parameters = named.of(parameters);
-            let gradients = &mut gradients[named.first_table..named.first_table + named.tables];
-            for (gradient, parameter) in gradients.iter_mut().zip(parameters) {
-                gradient.resize(parameter.len(), 0.0);
-            }
-            named.layer.backward(Backward {
-                parameters,
-                input: if index == 0 { input } else { &outputs[index - 1][..input_len] },
-                output: &outputs[index][..output_len],
-                output_gradient: &slopes_here[0][..output_len],
-                gradients,
-                input_gradient: slopes_before.last_mut().map(|slope| &mut slope[..input_len]),
-                scratch,
-            });
+        for layer in (0..self.layers.len()).rev() {
+            let gradients = &mut gradients[self.tables_of(layer)];
+            self.backward_layer(layer, self.layers[layer].of(parameters), input, workspace, gradients);
         }
+    }
+
+    /// One layer of a backward pass, with the parameters and gradients of this layer.
+    pub(crate) fn backward_layer(
+        &self,
+        index: usize,
+        parameters: &[&[f32]],
+        input: &[f32],
+        workspace: &mut Workspace,
+        gradients: &mut [Vec<f32>],
+    ) {
+        let Workspace { outputs, gradients: slopes, scratch, batch } = workspace;
+        let layer = &self.layers[index].layer;
+        let (slopes_before, slopes_here) = slopes.split_at_mut(index);
+        let (input_len, output_len) = (*batch * layer.input_len(), *batch * layer.output_len());
+        for (gradient, parameter) in gradients.iter_mut().zip(parameters) {
+            gradient.resize(parameter.len(), 0.0);
+        }
+        layer.backward(Backward {
+            parameters,
+            input: if index == 0 { input } else { &outputs[index - 1][..input_len] },
+            output: &outputs[index][..output_len],
+            output_gradient: &slopes_here[0][..output_len],
+            gradients,
+            input_gradient: slopes_before.last_mut().map(|slope| &mut slope[..input_len]),
+            scratch,
+        });
     }
 
     /// The gradient of a table after [`Network::backward`] as a product, if its layer makes it as one. `input` is that of the

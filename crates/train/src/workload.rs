@@ -10,6 +10,7 @@ use crate::data::DataError;
 use crate::network::ProductGradient;
 use paramill_core::table::TableSpec;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// A model with its data: what one worker computes.
@@ -43,6 +44,20 @@ pub trait Workload: Send {
     /// When no batch is prepared or a slice has another length than was said: both are faults of the caller.
     fn step(&mut self, parameters: &[&[f32]], gradients: &mut [Vec<f32>]) -> f32;
 
+    /// The same layer by layer: a layer's parameters are asked for when its forward needs them, and its gradient is handed over as
+    /// soon as its backward is done. Loss and gradients are those of [`Workload::step`], bit for bit. `None` when the flow gave up.
+    ///
+    /// A workload without layers has all of its parameters before it begins.
+    fn step_by_layers(&mut self, gradients: &mut [Vec<f32>], flow: &mut dyn LayerFlow) -> Option<f32> {
+        let tables = 0..gradients.len();
+        if !flow.fetch(tables.clone()) {
+            return None;
+        }
+        let parameters: Vec<&[f32]> = tables.clone().map(|table| flow.values(table)).collect();
+        let loss = self.step(&parameters, gradients);
+        tables.rev().all(|table| flow.ready(table, &gradients[table], self.product(table))).then_some(loss)
+    }
+
     /// The gradient of a table that the last step computed, as a product of two thin matrices; `None` when it is none.
     fn product(&self, _table: usize) -> Option<ProductGradient<'_>> {
         None
@@ -53,6 +68,18 @@ pub trait Workload: Send {
     /// # Panics
     /// When a slice has another length than its table.
     fn evaluate(&self, parameters: &[&[f32]]) -> Evaluation;
+}
+
+/// The source of a step's parameters, and the destination of its gradients, layer by layer. Three methods are required.
+pub trait LayerFlow {
+    /// Waits for the parameters of these tables, in the layout of [`Workload::step`]. False ends the step.
+    fn fetch(&mut self, tables: Range<usize>) -> bool;
+
+    /// The parameters of a table that was fetched.
+    fn values(&self, table: usize) -> &[f32];
+
+    /// The gradient of a table is complete. False ends the step.
+    fn ready(&mut self, table: usize, gradient: &[f32], product: Option<ProductGradient<'_>>) -> bool;
 }
 
 /// What a batch needs of one table.

@@ -1,6 +1,9 @@
 //! What every workload promises to whoever drives it, checked on all that are known.
 
-use paramill_train::{Touched, Workload, WorkloadConfig, build, build_all, generate, known};
+use paramill_train::{
+    LayerFlow, ProductGradient, Touched, Workload, WorkloadConfig, build, build_all, generate, known,
+};
+use std::ops::Range;
 
 /// Small enough for debug builds.
 fn small(name: &str, workers: u32) -> WorkloadConfig {
@@ -306,4 +309,69 @@ fn labels_that_no_class_has_are_refused_with_their_place() {
     assert_eq!(classes(outcome(&[0, 1, 2], &[1]).unwrap()), Some(vec![3]));
     // Some sets count from 1.
     assert_eq!(classes(outcome(&[1, 2, 3], &[1]).unwrap()), Some(vec![4]));
+}
+
+/// Notes what a step asks for and hands over.
+struct Noted<'a> {
+    pulled: &'a [(Vec<usize>, Vec<f32>)],
+    events: Vec<Event>,
+    gradients: Vec<Vec<f32>>,
+    /// Fails with the event of this number.
+    fails_at: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Event {
+    Fetched(usize),
+    Ready(usize),
+}
+
+impl Noted<'_> {
+    fn note(&mut self, event: Event) -> bool {
+        self.events.push(event);
+        self.events.len() <= self.fails_at
+    }
+}
+
+impl LayerFlow for Noted<'_> {
+    fn fetch(&mut self, mut tables: Range<usize>) -> bool {
+        tables.all(|table| self.note(Event::Fetched(table)))
+    }
+
+    fn values(&self, table: usize) -> &[f32] {
+        assert!(self.events.contains(&Event::Fetched(table)), "table {table} was not asked for");
+        &self.pulled[table].1
+    }
+
+    fn ready(&mut self, table: usize, gradient: &[f32], _product: Option<ProductGradient<'_>>) -> bool {
+        self.gradients[table] = gradient.to_vec();
+        self.note(Event::Ready(table))
+    }
+}
+
+#[test]
+fn a_step_by_layers_is_the_same_step_and_ends_when_it_is_told_to() {
+    for info in known() {
+        let mut workload = build(&small(info.name, 1)).unwrap();
+        let tables = initial(workload.as_ref());
+        let pulled = pull(workload.as_mut(), 3, &tables);
+        let (loss, gradients) = step(workload.as_mut(), &pulled);
+        let count = tables.len();
+        for fails_at in 0..=2 * count {
+            let mut flow =
+                Noted { pulled: &pulled, events: Vec::new(), gradients: vec![Vec::new(); count], fails_at };
+            let mut own = vec![vec![f32::NAN; 3]; count];
+            let by_layers = workload.step_by_layers(&mut own, &mut flow);
+            if fails_at < 2 * count {
+                assert_eq!((by_layers, flow.events.len()), (None, fails_at + 1), "{}", info.name);
+                continue;
+            }
+            assert_eq!(by_layers, Some(loss), "{}", info.name);
+            assert_eq!((&flow.gradients, &own), (&gradients, &gradients), "{}: bit for bit", info.name);
+            let fetched: Vec<Event> = (0..count).map(Event::Fetched).collect();
+            assert_eq!(flow.events[..count], fetched[..], "{}: front to back", info.name);
+            // The last layer's gradient is handed over before those of the layers in front of it.
+            assert!(matches!(flow.events[count], Event::Ready(first) if first + 2 >= count), "{}", info.name);
+        }
+    }
 }

@@ -13,7 +13,7 @@ from ..job import Job
 from ..policies import AveragingPolicies, Policies
 from .buckets import AveragedBucket, Bucket, PresenceBucket, pack
 from .exchanger import Exchanger
-from .optimizer import JobOptimizer, check_keywords, check_sync, declare_buffers, joining, pack_bytes_of
+from .optimizer import JobOptimizer, check_keywords, declare_buffers, joining, pack_bytes_of
 from .wrapping import WrappedOptimizer, check_optimizer
 
 if TYPE_CHECKING:
@@ -56,7 +56,11 @@ class AveragingOptimizer(WrappedOptimizer, JobOptimizer):
                 f"under `{sync}` there is no mean of a round; average under {', '.join(_native.models_of_rounds())}, or name an "
                 "optimizer of the servers"
             )
-        check_sync(sync)
+        if _native.pulls_partially(sync):
+            raise PolicyError(
+                f"under `{sync}` a worker would step with the last round's mean where it goes on without this one's, and others "
+                "with this one's: replicas would differ for good; leave `b` and `tau2` out, or make a DistributedOptimizer"
+            )
         self._wrap(optimizer)
         pack_bytes = pack_bytes or pack_bytes_of(self._parameters)
         with joining(job) as self.job:

@@ -14,7 +14,7 @@ from ..policies import LocalPolicies, Policies
 from .buckets import Bucket, Slot, pack
 from .compression import Encoded
 from .devices import Pump
-from .optimizer import check_keywords, check_models, check_sync, declare_buffers, joining, pack_bytes_of
+from .optimizer import check_keywords, declare_buffers, joining, pack_bytes_of
 from .wrapping import WrappedOptimizer, check_optimizer
 
 if TYPE_CHECKING:
@@ -274,3 +274,20 @@ def schedule(
     if h is None:
         raise PolicyError("how many steps are there between synchronisations? Give h=50, or `paramill launch --local steps:h=50`")
     return _native.LocalSteps("steps:" + ",".join(f"{name}={value}" for name, value in named.items()))
+
+
+def check_sync(sync: Optional[str], of: str = "") -> None:
+    """Refuses partial pulls: pseudo-gradients are differences to parameters that every worker has."""
+    if sync is not None and _native.pulls_partially(sync):
+        raise PolicyError(
+            f"under `{sync}`{of} a worker would go on without some of the parameters, and push what it did to them since once more: "
+            "leave `b` and `tau2` out"
+        )
+
+
+def check_models(job: Job) -> None:
+    """After the start: the same for models that are the job's."""
+    for shard in job.status()["shards"]:
+        for table in shard["tables"]:
+            if table["name"] in job.tables:
+                check_sync(table["sync"], " (the job's, of --sync or a config file)")

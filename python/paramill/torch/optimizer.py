@@ -82,8 +82,9 @@ class DistributedOptimizer(JobOptimizer):
     ``step`` or :meth:`synchronize`. Initial values are those of rank 0.
 
     :param job: the job to join; ``paramill.init()`` otherwise
-    :param policies: those of these parameters (:class:`paramill.policies.OptimizerPolicies`); the job's otherwise. `sync` is without
-        `b` and `tau2` of ``psp``; with ``reduce="sum"`` the gradients of N workers count N times as much as their mean
+    :param policies: those of these parameters (:class:`paramill.policies.OptimizerPolicies`); the job's otherwise. Under
+        ``sync="psp:c=28,b=0.9"`` a step goes on with the blocks that are here, and the rest of the parameters stay as they
+        are; with ``reduce="sum"`` the gradients of N workers count N times as much as their mean
     :param device_codec: whether torch compresses gradients where they are, so that only what travels leaves the device
         (``topk``, ``threshold``, ``dvf``, ``f16``, ``bf16``); it does so on a GPU if not given. The worker does the rest
     :param accumulate: backward passes per step
@@ -123,7 +124,6 @@ class DistributedOptimizer(JobOptimizer):
         check_is_text(optimizer)
         self._non_blocking = non_blocking
         sync = policies.get("sync")
-        check_sync(sync)
         groups = named_groups(params)
         pack_bytes = pack_bytes or pack_bytes_of(parameter for group in groups for parameter in group["params"])
         rule, defaults = parse_for_groups(optimizer, groups)
@@ -172,7 +172,6 @@ class DistributedOptimizer(JobOptimizer):
                 non_blocking=non_blocking,
             )
             self.job.start()
-            check_models(self.job)
             self._exchanger.start()
             for bucket in self._frozen:
                 bucket.take_initial()
@@ -360,23 +359,6 @@ def check_keywords(kind: Any, policies: Iterable[str]) -> None:
                 f"{kind.__name__} takes no `{name}`; known: {', '.join(known)}. Parameters of the rule are part of its "
                 'text: DistributedOptimizer(model.named_parameters(), "adamw:lr=1e-3")'
             )
-
-
-def check_sync(sync: Optional[str], of: str = "") -> None:
-    """Refuses partial pulls: an exchange waits for all parameters, whatever psp's `b` and `tau2` say."""
-    if sync is not None and _native.pulls_partially(sync):
-        raise PolicyError(
-            f"under `{sync}`{of} a worker would go on without some of the parameters, which does not work from PyTorch "
-            "yet: leave `b` and `tau2` out"
-        )
-
-
-def check_models(job: Job) -> None:
-    """After the start: the same for models that are the job's."""
-    for shard in job.status()["shards"]:
-        for table in shard["tables"]:
-            if table["name"] in job.tables:
-                check_sync(table["sync"], " (the job's, of --sync or a config file)")
 
 
 ONE_OPTIMIZER = (

@@ -27,7 +27,7 @@ pub(crate) enum BenchCommand {
 /// Exchange a model between workers and servers, and nothing else.
 ///
 /// Every iteration each worker pushes a gradient of the whole model and pulls the parameters that follow from it,
-/// synchronously, with an optimizer step on the servers and no computation. Workers and servers are processes of their
+/// synchronously, with an optimizer step on the servers and no computation (--compute waits one out). Workers and servers are processes of their
 /// own. Goodput is workers x 2 x bytes of the model x iterations/s, whatever a codec leaves of them on the way. The machine's
 /// limits are measured in between.
 ///
@@ -42,6 +42,7 @@ Examples:
   paramill bench exchange --model vgg19 --workers 4 --servers 2 --cores 1 --json
   paramill bench exchange --elements 262144 --tensors 1 --transport memory
   paramill bench exchange --codec topk:0.01 --answer-codec f16
+  paramill bench exchange --model inception_v4 --compute 680ms --send layerwise --json
   paramill bench exchange --congestion reno --against gloo --python venv/bin/python")]
 pub(crate) struct ExchangeArgs {
     /// The model whose tensors are exchanged [default: resnet50].
@@ -53,9 +54,18 @@ pub(crate) struct ExchangeArgs {
     /// How many tensors they are cut into [default: 1].
     #[arg(long, value_name = "K", requires = "elements")]
     pub(crate) tensors: Option<u64>,
-    /// Tensors of at most this many elements travel together, as one table; 0: every tensor is a table.
-    #[arg(long, value_name = "ELEMENTS", default_value_t = 8192)]
-    pub(crate) pack: u64,
+    /// Tensors of at most this many elements travel together, as one table; 0: every tensor is a table [default: 8192, or 0 with
+    /// --compute].
+    #[arg(long, value_name = "ELEMENTS", conflicts_with = "compute")]
+    pub(crate) pack: Option<u64>,
+    /// Wait out a computation of this length in every iteration: forward layer by layer, then backward, each layer by its share of
+    /// the model's multiply-accumulates, and the backward pass twice as long as the forward pass.
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["elements", "tensors", "copy", "against"])]
+    pub(crate) compute: Option<Span>,
+    /// With --compute, when gradients leave: each when its layer's backward is done, while a layer's forward waits for its own
+    /// parameters only; or all of them at the end, and then all parameters are waited for.
+    #[arg(long, value_name = "WHEN", requires = "compute", value_enum)]
+    pub(crate) send: Option<Send>,
     /// Workers.
     #[arg(long, value_name = "W", default_value_t = 2)]
     pub(crate) workers: u32,
@@ -96,6 +106,9 @@ pub(crate) struct ExchangeArgs {
     /// them to network namespaces, as `bench/lab.py exchange` does.
     #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]
     pub(crate) run_with: Option<String>,
+    /// Worker i is where server i is: they have one number for --run-with.
+    #[arg(long, requires = "run_with")]
+    pub(crate) colocated: bool,
     /// The address of a server; once for each [default: 127.0.0.1].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) host: Vec<String>,
@@ -113,6 +126,15 @@ pub(crate) struct ExchangeArgs {
     pub(crate) timeout: Span,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
+}
+
+/// When gradients leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Send {
+    /// As they become ready.
+    Layerwise,
+    /// After the backward pass.
+    End,
 }
 
 /// Broadcast versions of a model from servers to all workers, and nothing else.

@@ -6,6 +6,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, Args as ClapArgs, Command, FromArgMatches};
 use paramill_core::policy::{Axis, Info, Policies, Text};
 use paramill_node::Transport;
+use paramill_node::rate::Rate;
 use std::path::PathBuf;
 
 /// A job as far as it was typed. Nothing here has a default: a config file may say it.
@@ -49,6 +50,10 @@ pub(crate) struct JobArgs {
     /// How these processes exchange gradients and parameters: auto, tcp or shm [default: auto, which is shared memory].
     #[arg(long, value_name = "T", help_heading = "Cluster")]
     pub(crate) transport: Option<Transport>,
+    /// What each of these processes sends at most, such as 800Mbit: a leaky bucket for each. Needs --processes and --transport tcp,
+    /// which is the default with it [default: no limit].
+    #[arg(long, value_name = "RATE", help_heading = "Cluster")]
+    pub(crate) rate: Option<Rate>,
     /// Which hosts are below which switches, in TOML, for the trees of --broadcast.
     #[arg(long, value_name = "FILE", help_heading = "Cluster")]
     pub(crate) topology: Option<PathBuf>,

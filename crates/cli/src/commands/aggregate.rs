@@ -31,6 +31,7 @@ pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Outpu
         above: args.through.clone(),
         hold: args.hold.0,
         transport: args.transport.unwrap_or_default(),
+        rate: args.rate,
         congestion: args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok()),
         faults: training::faults(&args.inject).or_usage()?,
         seed: args.seed,

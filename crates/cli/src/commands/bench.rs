@@ -8,6 +8,7 @@ mod endpoint;
 mod exchange;
 mod fleet;
 mod kernels;
+mod layers;
 mod limits;
 mod peers;
 mod plan;

@@ -4,7 +4,7 @@
 use crate::args::LaunchArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
-use crate::plan::JobPlan;
+use crate::plan::{JobPlan, check_rate};
 use crate::supervisor::workers::{Program, Workers};
 use crate::supervisor::{Event, Supervisor};
 use crate::training;
@@ -18,8 +18,9 @@ use std::time::Duration;
 pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let plan = check(args, registry, output).or_usage()?;
     let mut processes = Supervisor::with_keeper()?;
-    let transport = args.transport.unwrap_or_default();
-    let joining = [format!("--cores={}", plan.cluster.cores), format!("--transport={transport}")];
+    let transport = plan.cluster.transport;
+    let mut joining = vec![format!("--cores={}", plan.cluster.cores), format!("--transport={transport}")];
+    joining.extend(args.rate.map(|rate| format!("--rate={rate}")));
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
     if let Some(topology) = &args.topology {
@@ -49,6 +50,9 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
             command.env(env_vars::AGGREGATOR, &aggregators[aggregator]);
         }
         command.env(env_vars::TRANSPORT, transport.to_string());
+        if let Some(rate) = args.rate {
+            command.env(env_vars::RATE, rate.to_string());
+        }
         if let Some(loops) = args.loops {
             command.env(env_vars::LOOPS, loops.to_string());
         }
@@ -111,9 +115,13 @@ fn check(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<JobP
         servers: Some(args.servers),
         cores: args.cores,
         aggregators: args.aggregators,
+        transport: args.transport,
+        rate: args.rate,
         topology: args.topology.clone(),
         policy: args.policy.clone(),
         ..Default::default()
     };
-    JobPlan::resolve(&job, registry, output)
+    let plan = JobPlan::resolve(&job, registry, output)?;
+    check_rate(plan.cluster.rate, plan.cluster.transport, true)?;
+    Ok(plan)
 }

@@ -4,7 +4,7 @@ use crate::args::{JobArgs, ServeArgs};
 use crate::failure::{Failure, OrUsage};
 use crate::listening;
 use crate::output::{Output, count};
-use crate::plan::JobPlan;
+use crate::plan::{JobPlan, transport_at};
 use crate::training::{self, Announcement};
 use anyhow::{Context, anyhow};
 use paramill_core::coordinator::JobConfig;
@@ -109,6 +109,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         servers: args.servers,
         cores: args.cores,
         transport: args.transport,
+        rate: args.rate,
         topology: args.topology.clone(),
         seed: args.seed,
         inject: args.inject.clone(),
@@ -152,6 +153,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         pin: args.pin.clone(),
         cores: plan.cluster.cores,
         transport: plan.cluster.transport,
+        rate: plan.cluster.rate,
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
         seed: plan.seed,
@@ -183,7 +185,8 @@ fn joining(args: &ServeArgs, url: &JobUrl, output: &Output) -> Result<ServerConf
         congestion: congestion(args),
         pin: args.pin.clone(),
         cores,
-        transport: args.transport.unwrap_or_default(),
+        transport: args.transport.unwrap_or_else(|| transport_at(args.rate)),
+        rate: args.rate,
         server: args.index.map(ServerId),
         faults,
         seed: args.seed.unwrap_or(1),

@@ -3,7 +3,7 @@
 use crate::args::{JobArgs, TrainArgs};
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
-use crate::plan::JobPlan;
+use crate::plan::{JobPlan, check_rate};
 use crate::plot;
 use crate::training;
 use anyhow::anyhow;
@@ -17,6 +17,7 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
     if let Some(path) = &args.plot {
         plot::check(path).or_usage()?;
     }
+    check_rate(plan.cluster.rate, plan.cluster.transport, plan.cluster.processes).or_usage()?;
     if args.restart > 0 && !plan.cluster.processes {
         return Err(anyhow!("--restart is about worker processes: add --processes")).or_usage();
     }

@@ -6,6 +6,7 @@ use crate::input::read_text;
 use anyhow::{Context, Result, anyhow};
 use paramill_core::policy::{Policies, PolicyOverride};
 use paramill_node::Transport;
+use paramill_node::rate::Rate;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -45,6 +46,7 @@ pub(super) struct ClusterLayer {
     pub(super) aggregators: Option<u32>,
     pub(super) processes: Option<bool>,
     pub(super) transport: Option<Transport>,
+    pub(super) rate: Option<Rate>,
     pub(super) topology: Option<PathBuf>,
     pub(super) timeout: Option<Span>,
 }
@@ -87,6 +89,7 @@ impl Layer {
                 aggregators: args.aggregators,
                 processes: args.processes,
                 transport: args.transport,
+                rate: args.rate,
                 topology: args.topology.clone(),
                 timeout: args.timeout,
             },
@@ -119,6 +122,7 @@ impl Layer {
                 aggregators: cluster.aggregators.or(below.cluster.aggregators),
                 processes: cluster.processes.or(below.cluster.processes),
                 transport: cluster.transport.or(below.cluster.transport),
+                rate: cluster.rate.or(below.cluster.rate),
                 topology: cluster.topology.or(below.cluster.topology),
                 timeout: cluster.timeout.or(below.cluster.timeout),
             },

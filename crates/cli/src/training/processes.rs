@@ -65,6 +65,7 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
         format!("--seed={}", plan.seed),
         format!("--transport={}", plan.cluster.transport),
     ];
+    joining.extend(plan.cluster.rate.map(|rate| format!("--rate={rate}")));
     joining.extend(plan.inject.iter().map(|fault| format!("--inject={fault}")));
     let url = start_servers(&mut processes, plan.cluster.servers, &first, &text, &joining)?;
     output.note(format!("the job is at {url}"));
@@ -147,10 +148,13 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     let rank = WorkerId(identity.context("a training worker needs a rank")?.rank);
     ensure!(rank.0 < plan.cluster.workers, "rank {} of {} workers", rank.0, plan.cluster.workers);
     let faults = faults(&plan.inject)?;
-    let options = JobOptions::from_environment()?
+    let mut options = JobOptions::from_environment()?
         .timeout(plan.cluster.timeout.0)
         .transport(plan.cluster.transport)
         .inject(Injection { plan: faults.clone(), seed: plan.seed });
+    if let Some(rate) = plan.cluster.rate {
+        options = options.rate(rate);
+    }
     let workload = paramill_train::build(&plan.workload_config(rank.0))?;
     let tell = |message: &Message| -> Result<()> {
         Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(message)?)?)

@@ -13,8 +13,9 @@ use paramill_core::types::WorkerId;
 use paramill_core::waits::Waited;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
 use paramill_sim::report::parameter_hash;
-use paramill_train::{ProductGradient, Touched, Workload};
+use paramill_train::{LayerFlow, ProductGradient, Touched, Workload};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// How often a worker says how far it is.
@@ -133,7 +134,7 @@ pub(crate) fn run(
             reads: report.reads,
         }
     };
-    let mut steps = 0;
+    let (mut steps, mut gradients) = (0, vec![Vec::new(); tables.len()]);
     loop {
         // One that rounds closed without leaves steps out.
         if local.is_none() {
@@ -143,25 +144,24 @@ pub(crate) fn run(
             break;
         }
         let touched = workload.prepare(step);
-        for (table, touched) in tables.iter_mut().zip(&touched).filter(|_| local.is_none()) {
-            table.fetch(touched)?;
-        }
-        if local.is_none() && job.iteration() >= total {
-            break;
-        }
-        let loss = compute(&mut tables, workload.as_mut(), faults, rank, step);
+        let flow = Flow {
+            tables: &mut tables,
+            touched: &touched,
+            is_slowed: is_slowed(faults, rank, step),
+            leaves_out: job.leaves_out(),
+            is_local: local.is_some(),
+            is_over: &|| job.iteration() >= total,
+            waited: Duration::ZERO,
+            end: None,
+        };
+        let Some(loss) = flow.step(workload.as_mut(), &mut gradients, faults, rank, step)? else { break };
         recent.add(loss);
         if step >= last_epoch {
             final_losses.add(loss);
         }
         match &mut local {
-            Some(local) => local.step(job, &mut tables, step)?,
-            None => {
-                for (number, (table, touched)) in tables.iter_mut().zip(&touched).enumerate() {
-                    table.send(touched, workload.product(number))?;
-                }
-                job.clock();
-            }
+            Some(local) => local.step(job, &mut tables, &gradients, step)?,
+            None => job.clock(),
         }
         steps += 1;
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
@@ -194,7 +194,6 @@ pub(crate) fn run(
 struct Trained {
     table: Table,
     values: Vec<f32>,
-    gradient: Vec<f32>,
     /// The latest push of a sparse table, not yet known to have arrived.
     pushed: Option<Handle>,
 }
@@ -202,7 +201,7 @@ struct Trained {
 fn create_tables(job: &Job, workload: &dyn Workload) -> Result<Vec<Trained>> {
     let create = |(index, spec)| {
         let table = job.table(spec, workload.initial(index))?;
-        Ok(Trained { table, values: Vec::new(), gradient: Vec::new(), pushed: None })
+        Ok(Trained { table, values: Vec::new(), pushed: None })
     };
     workload.tables().into_iter().enumerate().map(create).collect()
 }
@@ -223,18 +222,23 @@ impl Trained {
         Ok(())
     }
 
-    /// Sends the gradient of the step that was computed. One that is a product travels as such where the codec is `factors`.
-    fn send(&mut self, touched: &Touched, product: Option<ProductGradient<'_>>) -> Result<()> {
+    /// Sends a gradient that was computed. One that is a product travels as such where the codec is `factors`.
+    fn send(
+        &mut self,
+        touched: &Touched,
+        gradient: &[f32],
+        product: Option<ProductGradient<'_>>,
+    ) -> Result<()> {
         match (touched, product) {
             (Touched::Rows(rows), _) => {
                 self.settle()?;
-                self.pushed = Some(self.table.push(Gradient::Rows { rows, values: &self.gradient })?);
+                self.pushed = Some(self.table.push(Gradient::Rows { rows, values: gradient })?);
             }
             (Touched::All, Some(ProductGradient { rank, u, v })) => {
                 let factors = Factors { rank: rank as u32, u: &u, v };
-                self.table.update(Gradient::Product { values: &self.gradient, factors })?;
+                self.table.update(Gradient::Product { values: gradient, factors })?;
             }
-            (Touched::All, None) => self.table.update(&self.gradient)?,
+            (Touched::All, None) => self.table.update(gradient)?,
         }
         Ok(())
     }
@@ -248,28 +252,101 @@ impl Trained {
     }
 }
 
-/// One step of the model, made longer where a fault says so.
-fn compute(
-    tables: &mut [Trained],
-    workload: &mut dyn Workload,
-    faults: &FaultPlan,
-    rank: WorkerId,
-    step: u64,
-) -> f64 {
-    let began = Instant::now();
-    let mut gradients: Vec<Vec<f32>> =
-        tables.iter_mut().map(|table| std::mem::take(&mut table.gradient)).collect();
-    let values: Vec<&[f32]> = tables.iter().map(|table| table.values.as_slice()).collect();
-    let loss = workload.step(&values, &mut gradients);
-    for (table, gradient) in tables.iter_mut().zip(gradients) {
-        table.gradient = gradient;
+/// Whether a fault makes this worker's step last longer.
+fn is_slowed(faults: &FaultPlan, rank: WorkerId, step: u64) -> bool {
+    faults.step_time(rank, step).is_some() || faults.compute_factor(rank).total_cmp(&1.0).is_ne()
+}
+
+/// One step's way to the servers and back, layer by layer.
+struct Flow<'a> {
+    tables: &'a mut [Trained],
+    touched: &'a [Touched],
+    /// A fault makes the step longer, and its gradients must not leave before its end.
+    is_slowed: bool,
+    /// Rounds may close meanwhile: all parameters are fetched first, and all gradients are of one round.
+    leaves_out: bool,
+    /// The worker steps its own parameters: nothing is fetched and nothing leaves.
+    is_local: bool,
+    /// Whether the rounds of the job's last steps have closed without this worker.
+    is_over: &'a dyn Fn() -> bool,
+    /// Waiting for parameters, which is no computation.
+    waited: Duration,
+    /// Why the step was given up: an error, or `Ok` where the job is over.
+    end: Option<Result<()>>,
+}
+
+impl Flow<'_> {
+    /// One step of the model, made longer where a fault says so. Returns its loss; `None` when the job is over.
+    fn step(
+        mut self,
+        workload: &mut dyn Workload,
+        gradients: &mut [Vec<f32>],
+        faults: &FaultPlan,
+        rank: WorkerId,
+        step: u64,
+    ) -> Result<Option<f64>> {
+        let began = Instant::now();
+        let loss = workload.step_by_layers(gradients, &mut self);
+        if let Some(end) = self.end {
+            return end.map(|()| None);
+        }
+        let loss = loss.context("the step was given up without a reason")?;
+        if self.is_slowed {
+            let took = began.elapsed().saturating_sub(self.waited);
+            let meant =
+                faults.step_time(rank, step).unwrap_or(took).mul_f64(faults.compute_factor(rank).max(0.0));
+            std::thread::sleep(meant.saturating_sub(took));
+        }
+        if self.holds_back() {
+            let tables = self.tables.iter_mut().zip(self.touched).filter(|_| !self.is_local);
+            for (number, (table, touched)) in tables.enumerate() {
+                table.send(touched, &gradients[number], workload.product(number))?;
+            }
+        }
+        Ok(Some(f64::from(loss)))
     }
-    let took = began.elapsed();
-    let meant = faults.step_time(rank, step).unwrap_or(took).mul_f64(faults.compute_factor(rank).max(0.0));
-    if let Some(longer) = meant.checked_sub(took) {
-        std::thread::sleep(longer);
+
+    /// Whether gradients leave at the end of the step.
+    fn holds_back(&self) -> bool {
+        self.is_slowed || self.leaves_out
     }
-    f64::from(loss)
+
+    /// Whether something succeeded; the first failure is told when the step has ended.
+    fn note(&mut self, result: Result<()>) -> bool {
+        self.end = self.end.take().or(result.err().map(Err));
+        self.end.is_none()
+    }
+}
+
+impl LayerFlow for Flow<'_> {
+    fn fetch(&mut self, mut tables: Range<usize>) -> bool {
+        if self.is_local {
+            return true;
+        }
+        if self.leaves_out {
+            // All of them with the first.
+            tables = if tables.start == 0 { 0..self.tables.len() } else { 0..0 };
+        }
+        let began = Instant::now();
+        let fetched = tables.try_for_each(|table| self.tables[table].fetch(&self.touched[table]));
+        self.waited += began.elapsed();
+        if fetched.is_ok() && (self.is_over)() {
+            self.end.get_or_insert(Ok(()));
+        }
+        self.note(fetched)
+    }
+
+    fn values(&self, table: usize) -> &[f32] {
+        &self.tables[table].values
+    }
+
+    fn ready(&mut self, table: usize, gradient: &[f32], product: Option<ProductGradient<'_>>) -> bool {
+        if self.is_local || self.holds_back() {
+            return true;
+        }
+        let sent = self.tables[table].send(&self.touched[table], gradient, product);
+        self.note(sent)
+    }
 }
 
 /// Of all dense tables together, as this worker has them.

@@ -22,7 +22,7 @@ pub(super) struct Out<'a> {
 
 impl Out<'_> {
     pub(super) fn send(&mut self, to: ConnectionId, header: Header, body: Body) {
-        self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
+        self.outputs.push_back(Output::send(to, Frame { header, body }));
     }
 
     pub(super) fn log(&mut self, line: String) {

@@ -214,10 +214,9 @@ mod tests {
         let statuses = readers.statuses(later);
         // Whatever else it says is not kept.
         let (waiting, links) = (Some("x".repeat(1 << 20)), Some(crate::status::LinksReport::default()));
-        let slabs = vec![TableId(0)];
-        readers.take_report(first, WorkerReport { waiting, links, slabs, ..WorkerReport::default() });
+        readers.take_report(first, WorkerReport { waiting, links, ..WorkerReport::default() });
         let kept = &readers.connected[&first].report;
-        assert_eq!((kept.links.as_ref(), kept.slabs.len()), (None, 0));
+        assert_eq!(kept.links.as_ref(), None);
         assert_eq!(kept.waiting.as_ref().map(String::len), Some(limits::MAX_REASON_BYTES));
         assert_eq!(statuses.iter().map(|status| status.version).collect::<Vec<_>>(), [None, Some(7)]);
         assert_eq!((statuses[0].silent_seconds, statuses[1].bytes_received), (4.0, 5));

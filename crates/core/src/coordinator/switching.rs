@@ -2,7 +2,6 @@
 
 use super::config::{self, JobConfig};
 use super::declarations::fits_a_message;
-use super::workers::Workers;
 use crate::bandwidth;
 use crate::limits;
 use crate::policy::{Axis, Policy, PolicyOverride};
@@ -18,7 +17,6 @@ pub(super) struct Switching<'a> {
     pub(super) config: &'a JobConfig,
     pub(super) registry: &'a Registry,
     pub(super) plan: &'a Plan,
-    pub(super) workers: &'a Workers,
     pub(super) has_aggregators: bool,
 }
 
@@ -77,7 +75,7 @@ impl Switching<'_> {
         let overrides: Vec<PolicyOverride> = next.overrides.iter().chain(switches).cloned().collect();
         for &(number, table) in &meant {
             let (old, new) = (plan.policy_of(number, server), next.policy_of(number, server));
-            self.check_sync(number, table, &old, &new)?;
+            self.check_sync(&old, &new)?;
             let optimizer = new.optimizer(registry).map_err(text)?;
             if !optimizer.can_follow(&old.optimizer(registry).map_err(text)?) {
                 return Err(format!(
@@ -120,26 +118,12 @@ impl Switching<'_> {
     }
 
     /// Whether a table can go over to a consistency model.
-    fn check_sync(
-        &self,
-        number: TableId,
-        table: &TableSpec,
-        old: &Policy,
-        new: &Policy,
-    ) -> Result<(), String> {
+    fn check_sync(&self, old: &Policy, new: &Policy) -> Result<(), String> {
         let parse = |policy: &Policy| policy.sync(self.registry).map_err(|error| error.to_string());
-        let sync = parse(new)?;
-        if sync.overlap != parse(old)?.overlap {
+        if parse(new)?.overlap != parse(old)?.overlap {
             return Err("`overlap` is fixed when the job starts".into());
         }
-        match self.workers.lender_of(number) {
-            Some(worker) if sync.partial_pull().is_some() => Err(format!(
-                "table `{}` is exchanged as a slab by {worker}, and such exchanges wait for all blocks: `{sync}` needs \
-                 `push_pull`; switch to psp without b and tau2",
-                table.name
-            )),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

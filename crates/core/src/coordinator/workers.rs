@@ -4,7 +4,7 @@ use crate::limits;
 use crate::prng::Prng;
 use crate::standstill::Standstill;
 use crate::status::{MemberState, WorkerReport, WorkerStatus};
-use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
+use crate::types::{Clock, NodeId, Time, WorkerId};
 use crate::waits::Waited;
 use crate::wire::{Member, Refusal, Welcome};
 use std::collections::{BTreeMap, VecDeque};
@@ -328,12 +328,6 @@ impl Workers {
         self.ranks.iter().filter(running).map(|(id, _)| *id)
     }
 
-    /// A live worker that has lent a table to its application.
-    pub(super) fn lender_of(&self, table: TableId) -> Option<WorkerId> {
-        let lends = |(_, rank): &(&WorkerId, &Rank)| rank.is_live() && rank.report.slabs.contains(&table);
-        self.ranks.iter().find(lends).map(|(id, _)| *id)
-    }
-
     /// How many are in this state.
     pub(super) fn count(&self, state: MemberState) -> usize {
         self.ranks.values().filter(|rank| rank.state == state).count()
@@ -633,16 +627,13 @@ mod tests {
     fn the_status_says_how_long_a_worker_is_silent_and_does_not_move() {
         let mut workers = running(1);
         let id = WorkerId(0);
-        let report = |clock, slabs| WorkerReport { clock, slabs, ..WorkerReport::default() };
-        workers.take_report(seconds(2.0), id, report(1, vec![TableId(3)]));
-        workers.take_report(seconds(3.0), id, report(1, vec![TableId(3)]));
+        let report = |clock| WorkerReport { clock, ..WorkerReport::default() };
+        workers.take_report(seconds(2.0), id, report(1));
+        workers.take_report(seconds(3.0), id, report(1));
         workers.heard(seconds(4.0), id);
         let status = &workers.statuses(seconds(6.0))[0];
         assert_eq!((status.worker, status.incarnation, status.state), (id, 1, MemberState::Running));
         assert_eq!((status.silent_seconds, status.idle_seconds, status.report.clock), (2.0, 4.0, 1));
-        assert_eq!((workers.lender_of(TableId(3)), workers.lender_of(TableId(2))), (Some(id), None));
-        workers.depart(id, MemberState::Dead);
-        assert_eq!(workers.lender_of(TableId(3)), None, "what the dead have lent holds nothing up");
     }
 
     #[test]

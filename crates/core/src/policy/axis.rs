@@ -34,6 +34,8 @@ pub enum Axis {
     Chunk,
     /// Steps that workers make by themselves.
     Local,
+    /// Which frames overtake others.
+    Priority,
 }
 
 /// One axis of [`AXES`].
@@ -78,7 +80,7 @@ pub enum Text {
 }
 
 /// Every axis, in the order in which users are shown them.
-pub static AXES: [Info; 11] = [
+pub static AXES: [Info; 12] = [
     Info {
         axis: Axis::Sync,
         name: "sync",
@@ -177,6 +179,15 @@ pub static AXES: [Info; 11] = [
         scope: Scope::Job,
         fixed: Some("workers go by the schedule that the job started with"),
         text: Text::Component(|registry, text| LocalSteps::parse(registry, text).map(|_| ())),
+    },
+    Info {
+        axis: Axis::Priority,
+        name: "priority",
+        default: "front",
+        about: "Which gradients and parameters overtake others that wait to be sent: those of tables created earlier, or none",
+        scope: Scope::Table,
+        fixed: None,
+        text: Text::Choice(&["front", "none"]),
     },
 ];
 

@@ -203,15 +203,15 @@ impl Delivery {
 
     /// Says something to a worker.
     pub(super) fn say(&mut self, worker: WorkerId, message: &Control) {
-        let to = NodeId::Worker(worker).into();
-        self.frames.push_back(Output::Send { to, frame: control::frame(Kind::Control, message) });
+        let to = NodeId::Worker(worker);
+        self.frames.push_back(Output::send(to, control::frame(Kind::Control, message)));
     }
 
     /// A push or an initialisation is complete, and nothing but an acknowledgement is wanted.
     pub(super) fn complete(&mut self, worker: WorkerId, request: u64) {
         match self.routes.address(worker) {
             NodeId::Worker(worker) => self.acks.add(worker, request),
-            to => self.frames.push_back(Output::Send { to: to.into(), frame: ack::frame(&[request]) }),
+            to => self.frames.push_back(Output::send(to, ack::frame(&[request]))),
         }
     }
 
@@ -219,7 +219,7 @@ impl Delivery {
     pub(super) fn complete_sums(&mut self, id: AggregatorId, list: &Completed) {
         let note = Completed { attempt: 0, last: None, ..*list };
         let frame = Frame { header: note.header(0), body: Body::Empty };
-        self.frames.push_back(Output::Send { to: NodeId::Aggregator(id).into(), frame });
+        self.frames.push_back(Output::send(NodeId::Aggregator(id), frame));
     }
 
     /// Answers a pull: with a table's parameters, or with the rows that were asked for.
@@ -243,15 +243,27 @@ impl Delivery {
     pub(super) fn ask(&mut self, table: TableId, question: Question) {
         let to = self.routes.address(WorkerId::FIRST);
         let frame = control::frame(Kind::Control, &Control::Question { table, question: Box::new(question) });
-        self.frames.push_back(Output::Send { to: to.into(), frame });
+        self.frames.push_back(Output::send(to, frame));
     }
 
     /// A pull that waited is released.
     pub(super) fn release(&mut self, released: &Released, table: &mut TableShard) {
-        if let Some(mut pull) = self.pulls.take(released.token) {
-            pull.delay = released.delay;
-            self.answer(&pull, table);
+        let Some(mut pull) = self.pulls.take(released.token) else { return };
+        pull.delay = released.delay;
+        if !self.would_be_dropped(&pull, table) {
+            return self.answer(&pull, table);
         }
+        let (id, to) = (TableId(pull.table as u32), self.routes.address(pull.worker));
+        let mut sender = Sender { table, id, frames: &mut self.frames, bytes: &mut self.bytes_pulled };
+        sender.send_nothing(to, &(&pull).into());
+    }
+
+    /// Whether the worker has asked for the parameters of a later iteration since, so that it would drop these as too old
+    /// (PSP-SGD, Algorithm 1, worker, line 10).
+    fn would_be_dropped(&self, pull: &PendingPull, table: &TableShard) -> bool {
+        table.sync().partial_pull().is_some()
+            && self.routes.is_direct(pull.worker)
+            && self.pulls.has_later(pull, table.version())
     }
 
     /// Whether a worker may wait with one more pull, and what it has waiting.
@@ -294,7 +306,7 @@ impl Delivery {
         if pull.owes_ack {
             // Ahead of the refusal, which would otherwise be taken for one of the push.
             let to = self.routes.address(pull.worker);
-            self.frames.push_back(Output::Send { to: to.into(), frame: ack::frame(&[pull.request]) });
+            self.frames.push_back(Output::send(to, ack::frame(&[pull.request])));
         }
         self.refuse(pull.worker, TableId(pull.table as u32), pull.request, fault);
     }
@@ -311,7 +323,7 @@ impl Delivery {
         let mut frame = control::frame(Kind::Error, fault);
         frame.header.table = table;
         frame.header.request = request;
-        self.frames.push_back(Output::Send { to: to.into(), frame });
+        self.frames.push_back(Output::send(to, frame));
     }
 
     /// Counts a request that is refused later, with others.

@@ -71,6 +71,8 @@ pub(super) struct TableShard {
     /// [`Plan::valid_from`] of the table.
     valid_from: u32,
     order: Order,
+    /// Its answers overtake those of tables that were created later.
+    is_prioritized: bool,
     controller: Controller,
     store: Store,
     rounds: Rounds,
@@ -117,6 +119,7 @@ impl TableShard {
             intake: Intake::new(Some(push_codec), policy.nonfinite()),
             pushes_need,
             order: policy.order(),
+            is_prioritized: policy.is_prioritized(),
             answer_encoders,
             halves: Halves::new(),
             valid_from: Plan::FIRST_EPOCH,
@@ -342,6 +345,14 @@ impl TableShard {
     /// Treats NaN and Inf otherwise from now on.
     pub(super) fn set_nonfinite(&mut self, rule: NonFinite) {
         self.intake.set_nonfinite(rule);
+    }
+
+    pub(super) fn is_prioritized(&self) -> bool {
+        self.is_prioritized
+    }
+
+    pub(super) fn set_prioritized(&mut self, is_prioritized: bool) {
+        self.is_prioritized = is_prioritized;
     }
 
     /// Switches the consistency model. Rounds that the new model would never close are applied now.

@@ -44,6 +44,9 @@ impl Form {
     /// The elements of a chunk as tables hold them.
     pub const PLAIN: Form = Form::Dense(DType::F32);
 
+    /// No values: of a dense table, those that the receiver would drop. The frame is the only one of its push or answer.
+    pub const NOTHING: Form = Form::Rows { count: 0 };
+
     /// Whether the table is a sparse one.
     pub fn is_rows(self) -> bool {
         matches!(self, Form::Rows { .. } | Form::EncodedRows { .. })

@@ -5,22 +5,23 @@ use super::answers::{Answers, Decoders};
 use super::encoding::{self, PushCodec, TableCodecs};
 use super::gradient::Gradient;
 use super::layout::{Layout, elements_of};
-use super::memory::{self, FetchId, FetchKind, FetchOptions, ParameterMemory};
+use super::memory::{self, BesideSlab, FetchId, FetchKind, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
 use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
 use crate::codec::Codec;
-use crate::consistency::{Ask, ClientUpdate, CopyView, PartialPull, ServerPush, SyncPolicy};
+use crate::consistency::{Admit, Ask, ClientUpdate, CopyView, PartialPull, ServerPush, SyncPolicy};
 use crate::landing::Destination;
 use crate::lease::Lease;
 use crate::policy::NonFinite;
-use crate::store::{Allocate, Heap, Place};
+use crate::store::{Allocate, Buffer, Heap, Place};
 use crate::stream::Replica;
 use crate::table::{Chunk, TableSpec};
-use crate::types::{Clock, ShardId, TableId};
+use crate::types::{Clock, ServerId, ShardId, TableId};
 use crate::wire::DType;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Free buffers that are kept, for the next pushes and the next answer.
@@ -52,10 +53,11 @@ pub(super) struct LocalTable {
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
+    is_prioritized: bool,
     /// This worker's instance of the consistency model, once there is a plan.
     sync: Option<SyncPolicy>,
-    /// The most rounds that its copy here may lack where it is a cache.
-    cache_bound: Option<u64>,
+    /// The same for servers that have rules of their own.
+    sync_apart: BTreeMap<ServerId, SyncPolicy>,
     /// A push failed after the application had gone on, and it has not heard of it.
     failure: Option<WorkerError>,
     /// Until they are sent.
@@ -64,6 +66,8 @@ pub(super) struct LocalTable {
     pushed: Option<Clock>,
     /// Iterations that were completed when parameters were last asked for.
     pulled: Clock,
+    /// For each shard: the newest version that it has answered with.
+    seen: Vec<Clock>,
     /// Gradients with NaN or Inf.
     nonfinite_seen: u64,
 }
@@ -96,9 +100,11 @@ pub(super) struct Planned {
 #[derive(Debug)]
 pub(super) struct TablePolicies {
     pub(super) nonfinite: NonFinite,
+    /// Its frames overtake those of tables that were created later.
+    pub(super) is_prioritized: bool,
     pub(super) sync: SyncPolicy,
-    /// The most rounds that a copy may lack, on whichever server allows the fewest; `None` where one of them allows no cache.
-    pub(super) cache_bound: Option<u64>,
+    /// The same for servers that have rules of their own.
+    pub(super) sync_apart: BTreeMap<ServerId, SyncPolicy>,
     pub(super) is_broadcast: bool,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
@@ -134,12 +140,14 @@ impl LocalTable {
             staged_type: DType::F32,
             valid_from: 0,
             nonfinite: NonFinite::default(),
+            is_prioritized: false,
             sync: None,
-            cache_bound: None,
+            sync_apart: BTreeMap::new(),
             failure: None,
             initial,
             pushed: None,
             pulled: 0,
+            seen: Vec::new(),
             nonfinite_seen: 0,
         }
     }
@@ -154,6 +162,7 @@ impl LocalTable {
     ) {
         self.access = access;
         Arc::get_mut(&mut self.layout).expect("nothing is submitted without a plan").place(planned.chunks);
+        self.seen = vec![0; self.layout.shard_count()];
         self.follow(planned.policies, decoders);
         // A reader has the replica alone.
         if access != Access::ReadOnly {
@@ -164,10 +173,12 @@ impl LocalTable {
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
     /// ([`LocalTable::decoded`]).
     pub(super) fn follow(&mut self, policies: TablePolicies, decoders: &mut Decoders) {
-        let TablePolicies { nonfinite, sync, cache_bound, is_broadcast, valid_from, codecs } = policies;
+        let TablePolicies { nonfinite, is_prioritized, sync, sync_apart, is_broadcast, valid_from, codecs } =
+            policies;
         self.nonfinite = nonfinite;
+        self.is_prioritized = is_prioritized;
         self.sync = Some(sync);
-        self.cache_bound = cache_bound;
+        self.sync_apart = sync_apart;
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
@@ -332,6 +343,10 @@ impl LocalTable {
     }
 
     /// Gradients with NaN or Inf that were found here.
+    pub(super) fn is_prioritized(&self) -> bool {
+        self.is_prioritized
+    }
+
     pub(super) fn nonfinite_seen(&self) -> u64 {
         self.nonfinite_seen
     }
@@ -344,22 +359,32 @@ impl LocalTable {
 
     // Questions to the consistency model.
 
-    /// When the worker may go on with a part of the table, if it may.
-    pub(super) fn partial_pull(&self) -> Option<PartialPull> {
-        self.sync.as_ref().and_then(SyncPolicy::partial_pull)
+    /// The model that holds for blocks of a server.
+    fn sync_on(&self, server: ServerId) -> Option<&SyncPolicy> {
+        self.sync_apart.get(&server).or(self.sync.as_ref())
     }
 
-    /// Its blocks and when they are enough, if it is pulled partially. Rows are no blocks, and what is lent arrives by
-    /// exchanges, which wait for all of it.
-    pub(super) fn partial_blocks(&self) -> Option<(usize, PartialPull)> {
-        let partial = self.partial_pull().filter(|_| !self.layout.is_sparse() && !self.is_lent())?;
-        Some((self.layout.shard_count(), partial))
+    /// When the worker may go on without some of the blocks of a shard, if it may.
+    pub(super) fn partial_pull(&self, shard: ShardId) -> Option<PartialPull> {
+        self.sync_on(shard.server).and_then(SyncPolicy::partial_pull)
+    }
+
+    /// Whether the worker may go on without some of its blocks.
+    pub(super) fn is_partial(&self) -> bool {
+        self.sync.iter().chain(self.sync_apart.values()).any(|sync| sync.partial_pull().is_some())
     }
 
     /// The most rounds that its copy may lack where it is a cache. Rows are asked for one by one, what is broadcast is a replica
     /// already, and exchanges wait for their answer.
     pub(super) fn cache_bound(&self) -> Option<u64> {
-        self.cache_bound.filter(|_| !self.layout.is_sparse() && !self.is_broadcast() && !self.is_lent())
+        if self.layout.is_sparse() || self.is_broadcast() || self.is_lent() {
+            return None;
+        }
+        let apart = self.sync_apart.values().map(SyncPolicy::cache_bound);
+        // A copy is one of all servers, whose models may differ.
+        apart.fold(self.sync.as_ref()?.cache_bound(), |one, other| {
+            one.zip(other).map(|(one, other)| one.min(other))
+        })
     }
 
     /// How a pull after a push of it becomes visible.
@@ -369,10 +394,10 @@ impl LocalTable {
 
     /// How a pull that the application waits for becomes visible.
     pub(super) fn pull_kind(&self, at_once: bool) -> FetchKind {
-        match self.partial_pull() {
+        match self.is_partial() {
             _ if at_once => FetchKind::AtOnce,
-            Some(_) => FetchKind::Partial,
-            None => FetchKind::Whole,
+            true => FetchKind::Partial,
+            false => FetchKind::Whole,
         }
     }
 
@@ -445,13 +470,32 @@ impl LocalTable {
         self.sync.as_ref().is_some_and(|sync| sync.model.catches_up())
     }
 
-    /// Whether an answer that a condition stood before is taken. Rows, and what is lent, are taken always: they are waited
-    /// for.
-    pub(super) fn takes(&self, push: &ServerPush) -> bool {
-        let Some(sync) = self.sync.as_ref().filter(|_| !self.layout.is_sparse() && !self.is_lent()) else {
+    /// The iteration that an answer has to be good for, after so many that the application has completed: that of the last pull,
+    /// which may have been made before the application turned its clock.
+    pub(super) fn iteration(&self, completed: Clock) -> Clock {
+        completed.max(self.pulled)
+    }
+
+    /// A shard has answered with this version.
+    pub(super) fn note_version(&mut self, shard: ShardId, version: Clock) {
+        if let Some(index) = self.layout.index_of(shard) {
+            self.seen[index] = self.seen[index].max(version);
+        }
+    }
+
+    /// Whether a shard is known to drop a gradient of this clock: it is past that by now.
+    pub(super) fn is_dropped(&self, shard: ShardId, clock: Clock) -> bool {
+        let seen = self.layout.index_of(shard).map_or(0, |index| self.seen[index]);
+        self.sync_on(shard.server).is_some_and(|sync| sync.model.admit(clock, seen) == Admit::Late)
+    }
+
+    /// Whether an answer of a shard that a condition stood before is taken. Rows are always, and so is what is lent and waited
+    /// for as a whole.
+    pub(super) fn takes(&self, shard: ShardId, push: &ServerPush, is_partial: bool) -> bool {
+        if self.layout.is_sparse() || self.is_lent() && !is_partial {
             return true;
-        };
-        sync.model.after_server_push(push)
+        }
+        self.sync_on(shard.server).is_none_or(|sync| sync.model.after_server_push(push))
     }
 
     // Pushes.
@@ -539,6 +583,7 @@ impl LocalTable {
             allocator: allocator.clone(),
             parameters: codec.needs_parameters().then(|| self.parameters.read()).flatten(),
             lacks_room: self.lacks_room,
+            may_end_early: self.is_partial(),
         };
         Part::new(table, source, codec, surroundings)
     }
@@ -631,7 +676,7 @@ impl LocalTable {
         self.answers.decode_rows(&self.layout, self.layout.index_of(shard)?, rows, payload)
     }
 
-    /// All of a shard's answer is here, of this version. `may_go_on` says whether a partial pull for an iteration need not wait for
+    /// All of a shard's answer of this version is here. `may_go_on` says whether a partial pull for an iteration need not wait for
     /// the rest.
     pub(super) fn arrived(
         &mut self,
@@ -641,8 +686,7 @@ impl LocalTable {
         may_go_on: impl Fn(Clock) -> bool,
     ) {
         if let Some(index) = self.layout.index_of(shard) {
-            self.parameters.set_version(fetch, index, version);
-            self.parameters.arrived(fetch, index, may_go_on);
+            self.parameters.arrived(fetch, index, version, may_go_on);
         }
     }
 
@@ -674,13 +718,6 @@ impl LocalTable {
             return Err(WorkerError::Order(sentence));
         }
         self.check_not_lent()?;
-        if let Some(partial) = self.partial_pull() {
-            let (name, b) = (self.name(), partial.fraction);
-            return Err(WorkerError::Order(format!(
-                "table `{name}` is pulled partially (psp with b = {b}), and an exchange of slabs waits for all blocks: use \
-                 `push_pull`, or psp without b and tau2"
-            )));
-        }
         if is_busy {
             let name = self.name();
             let sentence = format!("table `{name}` is being pushed or pulled: wait for that first");
@@ -726,13 +763,35 @@ impl LocalTable {
             return (outgoing, slab, None);
         }
         self.pulled = clock + 1;
-        let partition = self.layout.partition(values_type);
-        let (fetch, place) = self.parameters.begin_slab(clock + 1, values, partition);
         // Servers put what answers consist of there, and nothing else.
-        let place = place.filter(|_| self.answers.elements() == Some(values_type) && !self.is_broadcast());
+        let wants_place = self.answers.elements() == Some(values_type) && !self.is_broadcast();
+        let (fetch, place) = self.begin_slab(clock + 1, values, values_type, wants_place);
+        let place = place.filter(|_| wants_place);
         let values = ValuesInFlight::Awaited(fetch);
         let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
         (outgoing, slab, Some(Reply { fetch, place, dtype: values_type }))
+    }
+
+    /// Begins a pull for this iteration into a slab's memory, or beside it where the exchange may end before all of it is here.
+    fn begin_slab(
+        &mut self,
+        clock: Clock,
+        values: Buffer,
+        dtype: DType,
+        wants_place: bool,
+    ) -> (FetchId, Option<Place>) {
+        let partition = Arc::clone(self.layout.partition(dtype));
+        if !self.is_partial() {
+            return self.parameters.begin_slab(clock, values, &partition);
+        }
+        let LocalTable { parameters, layout, sync, sync_apart, .. } = self;
+        let shards: Vec<ShardId> = layout.shards().collect();
+        let takes = |index: usize, version: Clock| {
+            let sync = sync_apart.get(&shards[index].server).or(sync.as_ref());
+            sync.is_none_or(|sync| sync.model.after_server_push(&ServerPush { clock, version }))
+        };
+        let partition = &partition;
+        parameters.begin_beside(BesideSlab { clock, values, dtype, partition, wants_place }, takes)
     }
 
     /// Ends an exchange: its slab. What frames are still sent from, or servers may still write to, stays with the slab, since
@@ -826,8 +885,9 @@ mod tests {
             chunks: vec![Chunk { shard, start: 0, len: 4 }],
             policies: TablePolicies {
                 nonfinite: NonFinite::Reject,
+                is_prioritized: false,
                 sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
-                cache_bound: None,
+                sync_apart: BTreeMap::new(),
                 is_broadcast: false,
                 valid_from: 1,
                 codecs: TableCodecs::new(&registry, &spec, &Policy::default(), Default::default()).ok(),
@@ -844,7 +904,8 @@ mod tests {
         assert_eq!([0, 1, 2].map(|clock| table.asks_after(clock)), [false, false, true]);
         table.begin_pull(3, FetchKind::Whole);
         assert_eq!([3, 4, 5].map(|clock| table.asks_after(clock)), [false, false, true]);
-        let takes = |version| table.takes(&ServerPush { clock: 3, version });
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let takes = |version| table.takes(shard, &ServerPush { clock: 3, version }, false);
         assert_eq!([takes(2), takes(3)], [true, false]);
     }
 
@@ -892,8 +953,9 @@ mod tests {
     fn use_policy(table: &mut LocalTable, policy: Policy) {
         let policies = TablePolicies {
             nonfinite: NonFinite::Reject,
+            is_prioritized: false,
             sync: SyncPolicy::parse(&Registry::builtin().consistency, "bsp").unwrap(),
-            cache_bound: None,
+            sync_apart: BTreeMap::new(),
             is_broadcast: false,
             valid_from: table.valid_from() + 1,
             codecs: TableCodecs::new(

@@ -73,6 +73,8 @@ pub(super) struct ParameterMemory {
     front: Option<Lease>,
     /// Pulls under way, oldest first.
     fetches: Vec<Fetch>,
+    /// The slab of an exchange that may end early.
+    exchanged: Option<Exchanged>,
     next_fetch: u64,
     /// Blocks that have arrived so far.
     arrivals: u64,
@@ -106,6 +108,14 @@ enum Target {
     },
     /// It is a slab's memory, and goes back to the application.
     Slab(Divided),
+    /// Blocks go from it to the slab when they are whole: the application may have the slab back before all are (PSP).
+    Beside {
+        back: Option<Divided>,
+        partition: Arc<Partition>,
+        dtype: DType,
+        /// Servers know its place, and write there.
+        is_told: bool,
+    },
     /// The application has other memory since. Servers may still write to this one.
     Abandoned { _reserved: Option<Retired> },
 }
@@ -138,8 +148,34 @@ enum Block {
     Arrived {
         at: u64,
     },
+    /// It is in the back, whole, since a moment when the application had its slab: the next exchange may take it.
+    Kept {
+        version: Clock,
+    },
     /// It is in the front, or will never be.
     Settled,
+}
+
+/// A slab's parameters while an exchange has them that may end before all blocks are here.
+#[derive(Debug)]
+struct Exchanged {
+    id: FetchId,
+    values: Buffer,
+    dtype: DType,
+}
+
+/// A pull beside a slab.
+#[derive(Debug)]
+pub(super) struct BesideSlab<'a> {
+    /// The iteration that the parameters are for.
+    pub(super) clock: Clock,
+    /// The slab's parameters as they are.
+    pub(super) values: Buffer,
+    /// The type of its elements, and how the shards' blocks lie in it.
+    pub(super) dtype: DType,
+    pub(super) partition: &'a Arc<Partition>,
+    /// Servers that share memory with this process are told where to put the answer.
+    pub(super) wants_place: bool,
 }
 
 impl ParameterMemory {
@@ -152,6 +188,7 @@ impl ParameterMemory {
             partition: Arc::new(Partition::new(0, [])),
             front: None,
             fetches: Vec::new(),
+            exchanged: None,
             next_fetch: 0,
             arrivals: 0,
             held: Vec::new(),
@@ -193,9 +230,7 @@ impl ParameterMemory {
         let FetchOptions { clock, kind, wants_place } = options;
         // Only memory that has a place is taken before something arrives.
         let is_shared = self.front.as_ref().is_some_and(|front| front.place().is_some());
-        let is_told = |fetch: &&Fetch| matches!(fetch.target, Target::Front { is_told: true, .. });
-        let told = self.fetches.iter().filter(is_told).count();
-        let back = (wants_place && is_shared && told < MAX_PLACES).then(|| self.take());
+        let back = (wants_place && is_shared && self.has_room_to_tell()).then(|| self.take());
         let place = back.as_ref().and_then(Buffer::place);
         let back = back.map(|back| Divided::new(back, Arc::clone(&self.partition)));
         (self.insert(clock, kind, Target::Front { back, is_told: place.is_some() }), place)
@@ -211,6 +246,31 @@ impl ParameterMemory {
         let place = values.place();
         let values = Divided::new(values, Arc::clone(partition));
         (self.insert(clock, FetchKind::Whole, Target::Slab(values)), place)
+    }
+
+    /// Begins a pull whose blocks go to a slab as they come, but never while the application has it. Of blocks that came
+    /// meanwhile `takes` says whether their version will do.
+    pub(super) fn begin_beside(
+        &mut self,
+        slab: BesideSlab<'_>,
+        takes: impl Fn(usize, Clock) -> bool,
+    ) -> (FetchId, Option<Place>) {
+        let BesideSlab { clock, mut values, dtype, partition, wants_place } = slab;
+        // The newest block of a shard stays.
+        self.fetches.iter_mut().for_each(|fetch| fetch.hand_over_kept(&mut values, dtype, &takes));
+        (0..self.fetches.len()).rev().for_each(|index| self.end_beside(index));
+        let is_shared = values.place().is_some();
+        let back = (wants_place && is_shared && self.has_room_to_tell()).then(|| self.take());
+        let place = back.as_ref().and_then(Buffer::place);
+        let back = back.map(|back| Divided::new(back, Arc::clone(partition)));
+        let (partition, is_told) = (Arc::clone(partition), place.is_some());
+        let id = self.insert(clock, FetchKind::Whole, Target::Beside { back, partition, dtype, is_told });
+        self.exchanged = Some(Exchanged { id, values, dtype });
+        (id, place)
+    }
+
+    fn has_room_to_tell(&self) -> bool {
+        self.fetches.iter().filter(|fetch| fetch.is_told()).count() < MAX_PLACES
     }
 
     fn insert(&mut self, clock: Clock, kind: FetchKind, target: Target) -> FetchId {
@@ -243,6 +303,9 @@ impl ParameterMemory {
                 back.get_or_insert_with(|| Divided::new(pool.take(*len, &**allocator), Arc::clone(partition)))
             }
             Target::Slab(values) => values,
+            Target::Beside { back, partition, .. } => {
+                back.get_or_insert_with(|| Divided::new(pool.take(*len, &**allocator), Arc::clone(partition)))
+            }
             Target::Abandoned { .. } => return None,
         };
         back.lend(shard)
@@ -254,23 +317,51 @@ impl ParameterMemory {
         matches!(target, Some(Target::Slab(values)) if values.is_lent())
     }
 
-    /// The version of a shard's block, which is about to be whole.
-    pub(super) fn set_version(&mut self, id: FetchId, shard: usize, version: Clock) {
-        if let Some(index) = self.index_of(id) {
-            self.fetches[index].versions[shard] = version;
-        }
-    }
-
     /// All of a shard's block is in the back. Publishes what is whole by it; `may_go_on` says whether a partial pull for an
     /// iteration need not wait for the rest.
-    pub(super) fn arrived(&mut self, id: FetchId, shard: usize, may_go_on: impl Fn(Clock) -> bool) {
+    pub(super) fn arrived(
+        &mut self,
+        id: FetchId,
+        shard: usize,
+        version: Clock,
+        may_go_on: impl Fn(Clock) -> bool,
+    ) {
         let Some(index) = self.index_of(id) else { return };
+        self.fetches[index].versions[shard] = version;
+        if matches!(self.fetches[index].target, Target::Beside { .. }) {
+            return self.arrived_beside(index, shard, version);
+        }
         self.arrivals += 1;
         self.fetches[index].blocks[shard] = Block::Arrived { at: self.arrivals };
         let fetch = &self.fetches[index];
         let is_partial = fetch.kind == FetchKind::Partial;
         if fetch.waiting() == 0 || is_partial && may_go_on(fetch.clock) {
             self.publish(index);
+        }
+    }
+
+    /// The same for a pull beside a slab: the block goes there, unless the application has it.
+    fn arrived_beside(&mut self, index: usize, shard: usize, version: Clock) {
+        let is_given_back = self.front.is_some();
+        let fetch = &mut self.fetches[index];
+        fetch.blocks[shard] = if is_given_back { Block::Settled } else { Block::Kept { version } };
+        if let Some(Exchanged { values, dtype, .. }) = &mut self.exchanged {
+            fetch.hand_over_kept(values, *dtype, &|_, _| true);
+            self.held[shard].version = self.held[shard].version.max(version);
+        }
+        self.end_beside(index);
+    }
+
+    /// Ends a pull beside a slab if nothing more is to come of it.
+    fn end_beside(&mut self, index: usize) {
+        let fetch = &mut self.fetches[index];
+        let is_over = fetch.waiting() == 0 && !fetch.has_kept();
+        if let Target::Beside { back, .. } = &mut fetch.target
+            && is_over
+        {
+            let back = back.take().and_then(|back| back.reclaim().ok());
+            back.into_iter().for_each(|back| self.pool.keep(back));
+            self.fetches.remove(index);
         }
     }
 
@@ -348,6 +439,8 @@ impl ParameterMemory {
             // A slab's memory waits for the application to fetch it.
             if is_over && matches!(fetch.target, Target::Abandoned { .. }) {
                 self.fetches.remove(index);
+            } else {
+                self.end_beside(index);
             }
             return;
         };
@@ -431,6 +524,10 @@ impl ParameterMemory {
 
     /// What a slab brings back becomes the front.
     pub(super) fn return_slab(&mut self, values: Buffer) {
+        for index in (0..self.fetches.len()).rev() {
+            self.fetches[index].drop_kept();
+            self.end_beside(index);
+        }
         self.held.iter_mut().for_each(|held| held.at = self.arrivals);
         self.front = Some(self.pool.lend(values));
     }
@@ -439,6 +536,9 @@ impl ParameterMemory {
     /// answered, and comes second; the slab has other memory with the same contents. While a driver receives a block
     /// ([`ParameterMemory::is_landing`]) that block's contents are not known, and are zeros.
     pub(super) fn take_slab(&mut self, id: FetchId) -> Option<(Buffer, Option<Retired>)> {
+        if let Some(Exchanged { values, .. }) = self.exchanged.take_if(|exchanged| exchanged.id == id) {
+            return Some((values, None));
+        }
         let index = self.index_of(id)?;
         let is_over = self.fetches[index].waiting() == 0;
         let target =
@@ -472,10 +572,14 @@ impl ParameterMemory {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let backs = self.fetches.iter().map(|fetch| match &fetch.target {
-            Target::Front { back: Some(back), .. } | Target::Slab(back) => back.memory_bytes(),
-            Target::Front { back: None, .. } | Target::Abandoned { .. } => 0,
+            Target::Front { back: Some(back), .. }
+            | Target::Beside { back: Some(back), .. }
+            | Target::Slab(back) => back.memory_bytes(),
+            Target::Front { back: None, .. } | Target::Beside { back: None, .. } => 0,
+            Target::Abandoned { .. } => 0,
         });
-        self.pool.memory_bytes() + backs.sum::<usize>()
+        let exchanged = self.exchanged.as_ref().map_or(0, |exchanged| exchanged.values.memory_bytes());
+        self.pool.memory_bytes() + backs.sum::<usize>() + exchanged
     }
 
     /// Leases against what is lent: the front, and memory that is reserved. Readers may have more.
@@ -487,12 +591,15 @@ impl ParameterMemory {
         if self.pool.lent() < own {
             return Err(format!("{} buffers are lent, and {own} leases are here", self.pool.lent()));
         }
-        let slabs = self.fetches.iter().filter(|fetch| matches!(fetch.target, Target::Slab(_))).count();
+        let in_place = self.fetches.iter().filter(|fetch| matches!(fetch.target, Target::Slab(_))).count();
+        let slabs = in_place + usize::from(self.exchanged.is_some());
         if slabs > 1 || slabs == 1 && self.front.is_some() {
             return Err(format!("{slabs} slabs are exchanged, and a front is {}", self.front.is_some()));
         }
         let may_wait = |fetch: &Fetch| {
-            matches!(fetch.target, Target::Slab(_)) || self.is_kept && fetch.kind == FetchKind::Background
+            matches!(fetch.target, Target::Slab(_))
+                || fetch.has_kept()
+                || self.is_kept && fetch.kind == FetchKind::Background
         };
         let is_done = |fetch: &&Fetch| fetch.waiting() == 0 && !may_wait(fetch);
         match self.fetches.iter().find(is_done) {
@@ -519,6 +626,34 @@ impl Fetch {
 
     fn waiting(&self) -> usize {
         (0..self.blocks.len()).filter(|&shard| self.is_waiting_for(shard)).count()
+    }
+
+    /// Whether servers know where its back is.
+    fn is_told(&self) -> bool {
+        matches!(self.target, Target::Front { is_told: true, .. } | Target::Beside { is_told: true, .. })
+    }
+
+    fn has_kept(&self) -> bool {
+        self.blocks.iter().any(|block| matches!(block, Block::Kept { .. }))
+    }
+
+    fn drop_kept(&mut self) {
+        let kept = self.blocks.iter_mut().filter(|block| matches!(block, Block::Kept { .. }));
+        kept.for_each(|block| *block = Block::Settled);
+    }
+
+    /// Copies the blocks that were kept to a slab with elements of this type, if their versions are taken.
+    fn hand_over_kept(&mut self, slab: &mut Buffer, of: DType, takes: &impl Fn(usize, Clock) -> bool) {
+        let Target::Beside { back: Some(back), dtype, .. } = &self.target else { return self.drop_kept() };
+        for (shard, block) in self.blocks.iter().enumerate() {
+            if let Block::Kept { version } = *block
+                && *dtype == of
+                && takes(shard, version)
+            {
+                copy_region(&back.lend(shard).expect("nobody receives a block that is whole"), slab);
+            }
+        }
+        self.drop_kept();
     }
 }
 
@@ -584,7 +719,7 @@ mod tests {
 
     fn arrive(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, value: f32) {
         receive(memory, fetch, shard, value);
-        memory.arrived(fetch, shard, |_| false);
+        memory.arrived(fetch, shard, 1, |_| false);
         assert_eq!(memory.check(), Ok(()));
     }
 
@@ -635,8 +770,9 @@ mod tests {
     }
 
     fn arrive_at(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, version: Clock) {
-        memory.set_version(fetch, shard, version);
-        arrive(memory, fetch, shard, version as f32);
+        receive(memory, fetch, shard, version as f32);
+        memory.arrived(fetch, shard, version, |_| false);
+        assert_eq!(memory.check(), Ok(()));
     }
 
     #[test]
@@ -701,7 +837,7 @@ mod tests {
             let half = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0];
             assert_eq!(memory.values(), half, "a block that is being received is not shown");
             // The rest of it comes into the same memory.
-            memory.arrived(fetch, 1, |_| true);
+            memory.arrived(fetch, 1, 1, |_| true);
             assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 7.0, 7.0, 7.0, 7.0]);
             assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
             let old = reader.flatten().map_or(vec![0.0; ELEMENTS], |reader| reader.as_slice().to_vec());
@@ -760,7 +896,7 @@ mod tests {
             fill(&mut block, shard, 1.0 + shard as f32);
             assert_eq!(memory.values(), [0.0; ELEMENTS], "the front is read meanwhile");
         }
-        (0..2).for_each(|shard| memory.arrived(fetch, shard, |_| false));
+        (0..2).for_each(|shard| memory.arrived(fetch, shard, 1, |_| false));
         assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
     }
 
@@ -814,5 +950,50 @@ mod tests {
             memory.return_slab(values);
             assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
         }
+    }
+
+    /// An exchange for an iteration, beside the slab; versions from this iteration on are taken.
+    fn begin_beside(memory: &mut ParameterMemory, clock: Clock, values: Buffer) -> FetchId {
+        let partition = &Arc::clone(&memory.partition);
+        let slab = BesideSlab { clock, values, dtype: DType::F32, partition, wants_place: true };
+        memory.begin_beside(slab, |_, version| version >= clock).0
+    }
+
+    fn arrive_as(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, version: Clock) {
+        receive(memory, fetch, shard, version as f32);
+        memory.arrived(fetch, shard, version, |_| false);
+    }
+
+    #[test]
+    fn blocks_beside_a_slab_go_there_when_they_are_whole_and_an_exchange_has_it() {
+        let mut memory = memory();
+        let values = memory.lend_slab().expect("it is not lent");
+        let first = begin_beside(&mut memory, 1, values);
+        arrive_as(&mut memory, first, 0, 1);
+        let mut late = memory.back(first, 1).expect("it is wanted");
+        assert!(!memory.is_landing(first), "nothing is received into the slab itself");
+        let (values, reserved) = memory.take_slab(first).expect("it is there");
+        assert!(reserved.is_none());
+        assert_eq!(values.as_slice(), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        fill(&mut late, 1, 1.0);
+        drop(late);
+        memory.arrived(first, 1, 1, |_| false);
+        assert_eq!(values.as_slice()[4], 0.0, "the application has it");
+        // It is too old for the next exchange.
+        let second = begin_beside(&mut memory, 2, values);
+        assert_eq!((memory.waiting(), memory.check()), (2, Ok(())));
+        let (values, _) = memory.take_slab(second).expect("it is there");
+        assert_eq!(values.as_slice()[4], 0.0);
+        // One of a server that is ahead is not.
+        arrive_as(&mut memory, second, 1, 3);
+        let third = begin_beside(&mut memory, 3, values);
+        arrive_as(&mut memory, third, 0, 3);
+        let (values, _) = memory.take_slab(third).expect("it is there");
+        assert_eq!(values.as_slice(), [3.0; ELEMENTS]);
+        // What comes when the slab was given back is of no use.
+        memory.return_slab(values);
+        arrive_as(&mut memory, second, 0, 9);
+        arrive_as(&mut memory, third, 1, 9);
+        assert_eq!((memory.values(), memory.waiting(), memory.check()), (&[3.0; ELEMENTS][..], 0, Ok(())));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::limits;
 use crate::status::{LinksReport, WorkerReport};
-use crate::types::{Clock, TableId, Time};
+use crate::types::{Clock, Time};
 use std::time::Duration;
 
 /// A worker's report, and when the next one is due.
@@ -47,10 +47,6 @@ impl Reporter {
 
     pub(super) fn set_clock(&mut self, clock: Clock) {
         self.report.clock = clock;
-    }
-
-    pub(super) fn set_slabs(&mut self, slabs: Vec<TableId>) {
-        self.report.slabs = slabs;
     }
 
     /// Parameters of a table are asked for, or not.
@@ -118,12 +114,11 @@ mod tests {
         let mut reporter = Reporter::new(Time(3));
         assert_eq!(reporter.due(), Time(3));
         reporter.set_clock(4);
-        reporter.set_slabs(vec![TableId(1)]);
         (0..2).for_each(|_| reporter.note_pushed(10));
         (0..2).for_each(|_| reporter.note_pulled(100));
         let report = reporter.take(Time(5), Some("others".into()), None);
         assert_eq!((report.clock, report.bytes_pushed, report.bytes_pulled), (4, 20, 200));
-        assert_eq!((report.waiting.as_deref(), &report.slabs[..]), (Some("others"), &[TableId(1)][..]));
+        assert_eq!(report.waiting.as_deref(), Some("others"));
         assert_eq!((reporter.report(), reporter.due()), (&report, Time(5) + limits::HEARTBEAT_EVERY));
         reporter.hurry(Time(6));
         assert_eq!(reporter.due(), Time(6));

@@ -5,8 +5,10 @@ use super::layout::{Layout, RowPlace, Share, elements_of};
 use super::local_table::{LocalTable, Reply};
 use super::memory::FetchId;
 use super::missing::Missing;
+use super::partial_pull::BlockId;
 use super::scheduler::Scheduler;
 use super::{Ticket, WorkerError};
+use crate::consistency::PartialPull;
 use crate::landing::Landing;
 use crate::lease::Lease;
 use crate::role::{Body, Frame};
@@ -29,6 +31,8 @@ pub(super) struct Request {
     dtype: DType,
     /// Place in this worker's shared memory where a server may put the answer.
     reply_place: Option<Place>,
+    /// When the worker may go on without its answer (PSP).
+    partial: Option<PartialPull>,
     /// Its pull waits for the scheduler (without overlap).
     waits_for_scheduler: bool,
     /// Chunks, or rows, of the answer that are here.
@@ -73,6 +77,8 @@ pub(super) enum OutgoingForm {
     Encoded(Arc<Payloads>),
     /// The same chunks as they travel without a codec: the one that made them holds no more.
     Decoded(Arc<Payloads>),
+    /// The server would drop it, and hears that there is one.
+    Nothing,
 }
 
 /// A table's part of what is pushed in one go.
@@ -149,6 +155,7 @@ impl Request {
             fetch,
             dtype,
             reply_place,
+            partial: None,
             waits_for_scheduler,
             received,
             version,
@@ -156,6 +163,11 @@ impl Request {
             is_late: false,
             kind,
         }
+    }
+
+    /// The worker may go on without its answer by this rule, or not at all.
+    pub(super) fn with_partial(self, partial: Option<PartialPull>) -> Request {
+        Request { partial, ..self }
     }
 
     /// Its answer is a part of a pull of the whole table.
@@ -198,6 +210,30 @@ impl Request {
 
     pub(super) fn is_left_behind(&self) -> bool {
         self.is_left_behind
+    }
+
+    /// Whether the worker may go on without its answer.
+    pub(super) fn is_partial(&self) -> bool {
+        self.partial.is_some()
+    }
+
+    /// The block that it is to bring, and when the worker may go on without it, if it may.
+    pub(super) fn partial_block(&self) -> Option<(BlockId, PartialPull)> {
+        let partial = self.partial.filter(|_| self.wants_params())?;
+        Some((self.block(), partial))
+    }
+
+    /// The block that it is about.
+    pub(super) fn block(&self) -> BlockId {
+        BlockId { table: self.table, shard: self.shard }
+    }
+
+    /// The iteration that its answer is for.
+    pub(super) fn iteration(&self) -> Clock {
+        match self.kind {
+            RequestKind::Push { .. } => self.clock + 1,
+            RequestKind::Init { .. } | RequestKind::Pull { .. } => self.clock,
+        }
     }
 
     pub(super) fn waits_for_scheduler(&self) -> bool {
@@ -370,6 +406,11 @@ impl Request {
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
     }
 
+    /// The answer is over without parameters.
+    pub(super) fn leave_out(&mut self) {
+        self.is_late = true;
+    }
+
     /// Whether the answer that arrives, or a part of it, came too late to be wanted.
     pub(super) fn is_late(&self) -> bool {
         self.is_late
@@ -500,6 +541,12 @@ impl Request {
 }
 
 impl Outgoing {
+    /// The same for a server that would drop it. What no server takes does not go back to a residual.
+    pub(super) fn left_out(&self) -> Outgoing {
+        let (form, missing) = (OutgoingForm::Nothing, Missing::default());
+        Outgoing { buffer: self.buffer.clone(), form, missing, is_counted: false }
+    }
+
     /// Hands the frames of a shard's part to `send`. `push` is what they have in common.
     fn frames(&self, push: Push, shard: ShardId, layout: &Layout, send: &mut impl FnMut(Frame)) {
         match &self.form {
@@ -517,6 +564,10 @@ impl Outgoing {
                     if layout.is_sparse() { Form::Rows { count } } else { Form::PLAIN }
                 };
                 self.chunk_frames(push, shard, payloads, layout, form, send);
+            }
+            OutgoingForm::Nothing => {
+                let piece = Piece { is_last: true, ..push.piece };
+                send(push_frame(Push { piece, form: Form::NOTHING, ..push }, Body::Empty));
             }
         }
     }

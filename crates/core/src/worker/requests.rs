@@ -2,8 +2,12 @@
 
 use super::request::{Acknowledged, Request};
 use super::session::Session;
-use super::ticket::Ticket;
-use crate::types::Clock;
+use super::tables::Tables;
+use super::ticket::{Expected, Ticket};
+use crate::landing::{Destination, Landing};
+use crate::types::{Clock, ShardId};
+use crate::wire::frame::Params;
+use crate::wire::{Header, Kind};
 use std::collections::BTreeMap;
 
 /// Requests by number. A number is used once; its lower half is a place that is used again.
@@ -58,6 +62,11 @@ impl Requests {
         slot.filed.as_mut().filter(|_| is_it).map(|filed| &mut filed.request)
     }
 
+    /// Changes those of these numbers.
+    pub(super) fn visit(&mut self, ids: &[u64], change: impl Fn(&mut Request)) {
+        ids.iter().for_each(|&id| self.get_mut(id).into_iter().for_each(&change));
+    }
+
     /// Forgets a request that is settled, or whose ticket was given up.
     pub(super) fn remove(&mut self, id: u64) -> Option<Request> {
         self.acknowledge(id);
@@ -106,6 +115,31 @@ impl Requests {
     pub(super) fn has_unsaved(&self) -> bool {
         !self.unacknowledged.is_empty()
             && self.values().any(|request| request.is_left_behind() && request.is_unacknowledged_push())
+    }
+
+    /// Where the payloads of an answer of a shard belong, from this frame on. See [`Role::landing`](crate::role::Role::landing).
+    pub(super) fn landing(
+        &self,
+        tables: &mut Tables,
+        shard: ShardId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<Destination> {
+        let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
+        let request = self.get(params.subject.request).filter(|request| request.shard() == shard)?;
+        let local = &mut tables[request.table()];
+        let is_current = params.subject.epoch == local.valid_from();
+        let fetch = request.foresee(&params, local.layout(), frames, places).filter(|_| is_current)?;
+        places.first().filter(|place| place.may_have(header.payload_bytes as usize))?;
+        local.destination(Some(fetch), shard, params.form.is_encoded())
+    }
+
+    /// What is to come for a ticket.
+    pub(super) fn expected_by(&self, ticket: Ticket) -> Expected {
+        let mut expected = Expected::default();
+        self.values().filter(|request| request.ticket() == ticket).for_each(|request| expected.add(request));
+        expected
     }
 
     /// Sentences about servers that a ticket waits for; a few of them.
@@ -158,7 +192,7 @@ mod tests {
     use super::super::Ticket;
     use super::super::request::RequestKind;
     use super::*;
-    use crate::types::{ServerId, ShardId};
+    use crate::types::ServerId;
 
     fn request(table: usize) -> Request {
         let shard = ShardId { server: ServerId(0), core: 0 };

@@ -4,7 +4,7 @@ use super::WorkerError;
 use crate::address::{Addresses, CoreAddresses};
 use crate::limits;
 use crate::link::Link;
-use crate::role::{Frame, Level, Lost, Outbox, Output};
+use crate::role::{Frame, Level, Lost, Outbox, Output, Priority};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, Refusal, ServedShard, Standing, Welcome};
@@ -283,8 +283,20 @@ impl Session {
         }
     }
 
+    /// Whether this worker passes streams on to others, where tables are broadcast: it listens for them, or says that it does not.
+    pub(super) fn offer_to_relay(&mut self, is_broadcast: bool) {
+        match self.config.access {
+            // Its aggregator is near to all that are behind it, and passes streams on.
+            Access::Full if is_broadcast && self.is_aggregated() => self.set_reached(None),
+            Access::Full if is_broadcast => self.listen(),
+            Access::WriteOnly => self.set_reached(None),
+            // What a reader holds back could not be passed on as it is, and nobody asks where it is reached.
+            Access::Full | Access::ReadOnly => {}
+        }
+    }
+
     /// Asks the driver to take connections of other workers.
-    pub(super) fn listen(&mut self) {
+    fn listen(&mut self) {
         self.outputs[FIRST].push_back(Output::Listen);
     }
 
@@ -428,7 +440,15 @@ impl Session {
 
     pub(super) fn send(&mut self, to: ConnectionId, frame: Frame) {
         let lane = self.lane_of(to);
-        self.outputs[lane].push_back(Output::Send { to, frame });
+        self.outputs[lane].push_back(Output::send(to, frame));
+    }
+
+    /// Sends a frame of a request. It may overtake others on its way to a shard; an aggregator adds up in the order of arrival.
+    pub(super) fn send_request(&mut self, to: ConnectionId, frame: Frame, is_prioritized: bool) {
+        let is_direct = matches!(to, ConnectionId::Node(_));
+        let priority = (is_prioritized && is_direct).then(|| Priority::of(&frame.header));
+        let lane = self.lane_of(to);
+        self.outputs[lane].push_back(Output::Send { to, frame, priority });
     }
 
     /// The loop of a connection.

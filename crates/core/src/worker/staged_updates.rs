@@ -1,13 +1,11 @@
 //! Updates of streams as a reader takes them: one may be the last that a version of all tables lacks.
 
-use super::WorkerError;
 use super::reporter::Reporter;
 use super::session::Session;
 use super::staging::Staging;
 use super::streams::{StreamId, Streams};
 use super::tables::Tables;
 use super::ticket::Tickets;
-use crate::limits;
 use crate::stream::Taken;
 use crate::types::{Clock, ConnectionId, Time};
 use crate::wire::frame::Update;
@@ -65,18 +63,8 @@ impl StagedUpdates<'_> {
 
     /// Fetches a stream anew whose values are not those that were broadcast. Gives up when that does not help.
     fn repair(&mut self, id: StreamId, version: Clock) {
-        let local = &mut self.tables[id.table];
-        let Some(stream) = local.layout().index_of(id.shard) else { return };
-        let (name, shard) = (local.name().to_owned(), id.shard);
-        let sentence = format!("table `{name}` is not what {shard} broadcast as version {version}");
-        if !self.staging.repair(local, stream) {
-            let tries = limits::MAX_REPAIRS;
-            return self.session.fail(WorkerError::Damaged(format!(
-                "{sentence}, and neither was what came when it was fetched anew, {tries} times in a row; look for what damages \
-                 data between the two"
-            )));
+        if self.staging.repair(self.session, &mut self.tables[id.table], id, version) {
+            self.streams.ask_anew(self.session, self.tables, id);
         }
-        self.session.log(format!("{sentence}; it is fetched anew"));
-        self.streams.ask_anew(self.session, self.tables, id);
     }
 }

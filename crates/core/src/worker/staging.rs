@@ -3,7 +3,9 @@
 //! A reader's replicas are of one version, over all tables and shards. Frames of later versions are held back until every chunk has
 //! one of the same number; then they are applied together. Only chunks without any values take frames as they come.
 
+use super::WorkerError;
 use super::local_table::LocalTable;
+use super::session::Session;
 use super::streams::StreamId;
 use super::tables::Tables;
 use crate::limits;
@@ -207,8 +209,32 @@ impl Staging {
         differing
     }
 
-    /// The values of a stream are not those that were broadcast: all of it is to come anew. Whether that is still worth a try.
-    pub(super) fn repair(&mut self, local: &mut LocalTable, stream: usize) -> bool {
+    /// The values of a stream are not those that were broadcast as this version: all of it is to come anew. Whether that is still
+    /// worth a try; the worker fails if it is not.
+    pub(super) fn repair(
+        &mut self,
+        session: &mut Session,
+        local: &mut LocalTable,
+        id: StreamId,
+        version: Clock,
+    ) -> bool {
+        let Some(stream) = local.layout().index_of(id.shard) else { return false };
+        let (name, shard) = (local.name().to_owned(), id.shard);
+        let sentence = format!("table `{name}` is not what {shard} broadcast as version {version}");
+        if !self.forget(local, stream) {
+            let tries = limits::MAX_REPAIRS;
+            session.fail(WorkerError::Damaged(format!(
+                "{sentence}, and neither was what came when it was fetched anew, {tries} times in a row; look for what damages \
+                 data between the two"
+            )));
+            return false;
+        }
+        session.log(format!("{sentence}; it is fetched anew"));
+        true
+    }
+
+    /// Forgets a stream. False when that has been tried too often.
+    fn forget(&mut self, local: &mut LocalTable, stream: usize) -> bool {
         self.version = None;
         self.drop_held(local, stream);
         let Some((table, replica)) = local.staged_mut() else { return false };

@@ -5,6 +5,7 @@
 
 use super::links::Links;
 use super::session::Session;
+use super::staging::Staging;
 use super::tables::Tables;
 use crate::bandwidth::Reading;
 use crate::limits;
@@ -227,8 +228,28 @@ impl Streams {
         }
     }
 
-    /// Streams whose gaps were not closed: all of them is to be asked for.
-    pub(super) fn take_overdue_gaps(&mut self, now: Time) -> Vec<StreamId> {
+    /// Asks for all of those streams whose gaps were not closed. A reader has held back some of them.
+    pub(super) fn close_gaps(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        tables: &mut Tables,
+        mut staging: Option<&mut Staging>,
+    ) {
+        for id in self.take_overdue_gaps(now) {
+            let local = &mut tables[id.table];
+            let stream = local.layout().index_of(id.shard);
+            match (stream, &mut staging, local.replica_mut()) {
+                // Its replicas are those of a whole version, which what follows is asked from.
+                (Some(stream), Some(staging), _) => staging.drop_held(local, stream),
+                (Some(stream), None, Some(replica)) => replica.forget(stream),
+                _ => {}
+            }
+            self.ask_anew(session, tables, id);
+        }
+    }
+
+    fn take_overdue_gaps(&mut self, now: Time) -> Vec<StreamId> {
         let due: Vec<StreamId> =
             self.gaps.iter().filter(|(_, due)| **due <= now).map(|(id, _)| *id).collect();
         for id in &due {
@@ -325,13 +346,13 @@ impl Streams {
         true
     }
 
-    /// Takes what a worker says to which streams are passed on, or are to be. Messages about other things are given back.
+    /// A message of a worker to which streams are passed on, or are to be. Returned if it is not about streams.
     pub(super) fn handle_follower(
         &mut self,
         session: &mut Session,
-        now: Time,
         tables: &mut Tables,
         links: &mut Links,
+        now: Time,
         from: ConnectionId,
         message: Control,
     ) -> Option<Control> {

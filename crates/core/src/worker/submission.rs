@@ -67,6 +67,8 @@ pub(super) struct Surroundings {
     pub(super) parameters: Option<Lease>,
     /// A link that it travels over carries less than the codec needs.
     pub(super) lacks_room: bool,
+    /// An exchange may end before frames are sent: they are not sent from a slab's own memory.
+    pub(super) may_end_early: bool,
 }
 
 /// A gradient as the application brought it.
@@ -173,7 +175,7 @@ impl<'a> Part<'a> {
         let Some(codec) = codec else { return Ok(()) };
         let plain = source.plain(clock, surroundings);
         if let Some(dtype) = codec.prepared_halves(&plain) {
-            self.sent = Some(Sent::InPlace(dtype));
+            self.sent = Some(surroundings.of_slab(&plain, dtype));
             return Ok(());
         }
         if plain.prepared != Prepared::Gradient {
@@ -182,7 +184,7 @@ impl<'a> Part<'a> {
         let is_finite = match codec.elements() {
             // Another pass over a slab would cost as much as sending it, and servers look too.
             Some(DType::F32) if source.slab().is_some() => {
-                self.sent = Some(Sent::InPlace(DType::F32));
+                self.sent = Some(surroundings.of_slab(&plain, DType::F32));
                 return Ok(());
             }
             Some(dtype) => {
@@ -216,6 +218,19 @@ impl<'a> Part<'a> {
 impl Surroundings {
     fn not_finite(&self, clock: Clock) -> WorkerError {
         WorkerError::NonFinite { table: self.layout.name().to_owned(), clock }
+    }
+
+    /// A slab's gradient, which consists of elements of this type.
+    fn of_slab(&self, plain: &Plain<'_>, dtype: DType) -> Sent {
+        if !self.may_end_early {
+            return Sent::InPlace(dtype);
+        }
+        let values = plain.gradient.values();
+        let len = dtype.bytes() * values.len();
+        let mut buffer = self.pool.take(values.len(), &*self.allocator);
+        buffer.as_mut_bytes()[..len].copy_from_slice(&bytemuck::cast_slice(values)[..len]);
+        let (form, missing) = (OutgoingForm::Dense(dtype), plain.missing.clone());
+        Sent::Made(Outgoing { buffer: self.pool.lend(buffer), form, missing, is_counted: false })
     }
 
     /// A gradient as elements of a type, and whether it is finite.

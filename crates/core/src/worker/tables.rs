@@ -5,14 +5,13 @@ use super::answers::Decoders;
 use super::encoding::{Sender, TableCodecs};
 use super::local_table::{LocalTable, Planned, TablePolicies};
 use super::session::Access;
-use crate::consistency::SyncPolicy;
-use crate::policy::{Axis, PolicyOverride};
+use crate::policy::{Policy, PolicyOverride};
 use crate::registry::Registry;
 use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ServerId, ShardId, TableId};
 use crate::wire::Plan;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
@@ -24,6 +23,11 @@ pub(super) struct Tables {
 }
 
 impl Tables {
+    /// Whether every table's model has workers leave out iterations whose rounds closed without them.
+    pub(super) fn catch_up(&self) -> bool {
+        self.iter().all(LocalTable::catches_up)
+    }
+
     /// The shards that have a part of some table.
     pub(super) fn shards(&self) -> BTreeSet<ShardId> {
         self.tables.iter().flat_map(|local| local.layout().shards()).collect()
@@ -100,7 +104,8 @@ impl Tables {
         })?;
         let mut overlap = true;
         for (table, (local, chunks)) in (0..).map(TableId).zip(self.tables.iter_mut().zip(plan.chunks())) {
-            let policies = policies_of(plan, registry, worker, (table, local), chunks[0].shard.server)?;
+            let servers: BTreeSet<ServerId> = chunks.iter().map(|chunk| chunk.shard.server).collect();
+            let policies = policies_of(plan, registry, worker, (table, local), &servers)?;
             overlap &= policies.sync.overlap;
             local.plan(Planned { chunks, policies }, access, allocator, &mut self.decoders);
         }
@@ -114,35 +119,25 @@ impl Tables {
         (0..self.tables.len()).filter(is_changed).collect()
     }
 
-    /// Lets the plan's policies hold for the tables that a rule is about. What the user should know of it.
+    /// Lets the plan's policies hold for the tables that a rule is about.
     pub(super) fn follow(
         &mut self,
         plan: &Plan,
         registry: &Registry,
         worker: u32,
         rule: &PolicyOverride,
-    ) -> Result<Vec<String>, WorkerError> {
-        let mut notes = Vec::new();
+    ) -> Result<(), WorkerError> {
         for (table, local) in (0..).map(TableId).zip(&mut self.tables) {
             let spec = local.layout().spec();
             if !spec.is_meant_by(rule, rule.server.unwrap_or(ServerId(0))) {
                 continue;
             }
-            // How many blocks to wait for is a matter of all servers together: it is the same on all of them.
-            let Some(shard) = local.layout().shards().next() else { continue };
-            let policies = policies_of(plan, registry, worker, (table, local), shard.server)?;
-            let (before, text) = (local.partial_pull(), policies.sync.to_string());
+            let servers: BTreeSet<ServerId> = local.layout().shards().map(|shard| shard.server).collect();
+            let policies = policies_of(plan, registry, worker, (table, local), &servers)?;
             local.follow(policies, &mut self.decoders);
-            if local.is_lent() && local.partial_pull().is_some() && local.partial_pull() != before {
-                // It was lent after the coordinator had agreed to the switch.
-                let name = local.name();
-                notes.push(format!(
-                    "table `{name}` now uses {text}; as long as it is lent as a slab, its exchanges wait for all blocks"
-                ));
-            }
         }
         self.decoders.tidy();
-        Ok(notes)
+        Ok(())
     }
 
     pub(super) fn get(&self, table: TableId) -> Option<&LocalTable> {
@@ -191,52 +186,44 @@ impl Tables {
     pub(super) fn specs(&self) -> impl Iterator<Item = &TableSpec> {
         self.tables.iter().map(|table| table.layout().spec())
     }
-
-    /// Tables that the application has as slabs.
-    pub(super) fn lent(&self) -> Vec<TableId> {
-        let lent = (0..).zip(&self.tables).filter(|(_, table)| table.is_lent());
-        lent.map(|(number, _)| TableId(number)).collect()
-    }
 }
 
-/// A table's policies in a plan.
+/// A table's policies in a plan: those on its first server, and the consistency models of others that have rules of their own.
 fn policies_of(
     plan: &Plan,
     registry: &Registry,
     worker: u32,
     (table, local): (TableId, &LocalTable),
-    server: ServerId,
+    servers: &BTreeSet<ServerId>,
 ) -> Result<TablePolicies, WorkerError> {
     let fault = |why: String| WorkerError::Table(format!("this worker: {why}"));
-    let policy = plan.policy_of(table, server);
-    let sync = policy.sync(registry).map_err(|error| fault(error.to_string()))?;
+    let sync_of = |policy: &Policy| policy.sync(registry).map_err(|error| fault(error.to_string()));
+    let first = servers.first().copied().unwrap_or(ServerId(0));
+    let policy = plan.policy_of(table, first);
+    let sync = sync_of(&policy)?;
+    let mut rules = plan.overrides.iter().chain(plan.switches.iter().map(|switch| &switch.rule));
+    let is_apart = rules.any(|rule| rule.server.is_some());
+    let mut sync_apart = BTreeMap::new();
+    for &server in servers.iter().filter(|_| is_apart) {
+        let own = sync_of(&plan.policy_of(table, server))?;
+        if own.to_string() != sync.to_string() {
+            sync_apart.insert(server, own);
+        }
+    }
     let valid_from = plan.valid_from(table);
     let sender = Sender { seed: plan.seed, worker, table: table.0 };
     let codecs = (valid_from != local.valid_from())
         .then(|| TableCodecs::new(registry, local.layout().spec(), &policy, sender).map_err(fault))
         .transpose()?;
-    let is_broadcast = policy.is_broadcast();
-    let cache_bound = cache_bound(plan, registry, table, &sync)?;
-    Ok(TablePolicies { nonfinite: policy.nonfinite(), sync, cache_bound, is_broadcast, valid_from, codecs })
-}
-
-/// The most rounds that a copy of a table may lack: a copy is one of all servers, whose models may differ.
-fn cache_bound(
-    plan: &Plan,
-    registry: &Registry,
-    table: TableId,
-    sync: &SyncPolicy,
-) -> Result<Option<u64>, WorkerError> {
-    let mut bound = sync.cache_bound();
-    let text = sync.to_string();
-    for part in plan.parts.get(table.0 as usize).into_iter().flatten() {
-        let policy = plan.policy_of(table, part.server);
-        if policy.get(Axis::Sync) != text {
-            let other = policy.sync(registry).map_err(|error| WorkerError::Table(error.to_string()))?;
-            bound = bound.zip(other.cache_bound()).map(|(one, other)| one.min(other));
-        }
-    }
-    Ok(bound)
+    Ok(TablePolicies {
+        nonfinite: policy.nonfinite(),
+        is_prioritized: policy.is_prioritized(),
+        sync,
+        sync_apart,
+        is_broadcast: policy.is_broadcast(),
+        valid_from,
+        codecs,
+    })
 }
 
 impl Index<usize> for Tables {

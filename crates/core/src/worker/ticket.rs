@@ -1,6 +1,7 @@
 //! Tickets: handles that the application waits on.
 
 use super::WorkerError;
+use super::request::Request;
 use super::slab::SlabInFlight;
 use super::waiting::{Arrivals, Waiting};
 use crate::policy::JobPolicies;
@@ -43,8 +44,8 @@ pub(super) enum TicketKind {
 pub(super) struct Pending {
     kind: TicketKind,
     since: Time,
-    outstanding: Outstanding,
-    /// The answers may be incomplete once the worker may go on with the iteration after so many (PSP).
+    expected: Expected,
+    /// Loose ones are not waited for once the worker may go on with the iteration after so many (PSP).
     partial: Option<Clock>,
     /// The iteration that the application computes on what it brings.
     reads: Option<Clock>,
@@ -68,6 +69,26 @@ pub(super) struct Pending {
 pub(super) struct Outstanding {
     pub(super) acks: usize,
     pub(super) answers: usize,
+}
+
+/// The same by whether a ticket waits for them whatever happens (firm), or until the worker may go on (loose).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Expected {
+    pub(super) firm: Outstanding,
+    pub(super) loose: Outstanding,
+}
+
+impl Expected {
+    pub(super) fn of(&mut self, is_loose: bool) -> &mut Outstanding {
+        if is_loose { &mut self.loose } else { &mut self.firm }
+    }
+
+    /// Adds what is to come of a request.
+    pub(super) fn add(&mut self, request: &Request) {
+        let outstanding = self.of(request.is_partial());
+        outstanding.acks += usize::from(request.wants_ack());
+        outstanding.answers += usize::from(request.wants_params());
+    }
 }
 
 /// Results of a ticket, beside its outcome.
@@ -118,7 +139,7 @@ impl Pending {
         Pending {
             kind,
             since,
-            outstanding: Outstanding::default(),
+            expected: Expected::default(),
             partial: None,
             reads: None,
             takes_copy: false,
@@ -135,8 +156,13 @@ impl Pending {
     }
 
     /// It waits for so many acknowledgements and answers.
-    pub(super) fn expecting(mut self, acks: usize, answers: usize) -> Pending {
-        self.outstanding = Outstanding { acks, answers };
+    pub(super) fn expecting(self, acks: usize, answers: usize) -> Pending {
+        self.expecting_each(Expected { firm: Outstanding { acks, answers }, loose: Outstanding::default() })
+    }
+
+    /// The same, and for others as long as the worker may not go on.
+    pub(super) fn expecting_each(mut self, expected: Expected) -> Pending {
+        self.expected = expected;
         self
     }
 
@@ -198,7 +224,7 @@ impl Pending {
 
     /// One more answer is to come.
     pub(super) fn expect_answer(&mut self) {
-        self.outstanding.answers += 1;
+        self.expected.firm.answers += 1;
     }
 
     /// The table that it is about, where it is about one.
@@ -238,21 +264,26 @@ impl Pending {
 
     /// Whether servers have still to say something.
     pub(super) fn is_open(&self) -> bool {
-        self.outstanding != Outstanding::default()
+        self.expected != Expected::default()
+    }
+
+    /// Whether it has to wait for some of that, whatever the worker may do.
+    pub(super) fn is_firmly_open(&self) -> bool {
+        self.expected.firm != Outstanding::default()
     }
 
     /// Whether some of that is more than an acknowledgement.
     pub(super) fn awaits_answers(&self) -> bool {
-        self.outstanding.answers > 0 || self.takes_copy
+        self.expected.firm.answers + self.expected.loose.answers > 0 || self.takes_copy
     }
 
-    pub(super) fn acknowledged(&mut self) {
-        let acks = &mut self.outstanding.acks;
+    pub(super) fn acknowledged(&mut self, is_loose: bool) {
+        let acks = &mut self.expected.of(is_loose).acks;
         *acks = acks.saturating_sub(1);
     }
 
-    pub(super) fn answered(&mut self) {
-        let answers = &mut self.outstanding.answers;
+    pub(super) fn answered(&mut self, is_loose: bool) {
+        let answers = &mut self.expected.of(is_loose).answers;
         *answers = answers.saturating_sub(1);
     }
 
@@ -322,7 +353,7 @@ impl Tickets {
     pub(super) fn reach_version(&mut self, reached: Clock) {
         for pending in self.pending.values_mut() {
             if matches!(pending.kind, TicketKind::Version(version) if version <= reached) {
-                pending.outstanding = Outstanding::default();
+                pending.expected = Expected::default();
             }
         }
     }
@@ -342,7 +373,7 @@ impl Tickets {
         for ticket in std::mem::take(&mut self.statuses) {
             if let Some(pending) = self.pending.get_mut(&ticket) {
                 pending.status = Some(status.clone());
-                pending.answered();
+                pending.answered(false);
             }
         }
     }
@@ -366,7 +397,7 @@ impl Tickets {
         for ticket in std::mem::take(&mut self.policies) {
             if let Some(pending) = self.pending.get_mut(&ticket) {
                 pending.policies = Some(Box::new(policies.clone()));
-                pending.answered();
+                pending.answered(false);
             }
         }
     }
@@ -388,13 +419,13 @@ impl Tickets {
     }
 
     pub(super) fn answered(&mut self, ticket: Ticket) {
-        self.get_mut(ticket).into_iter().for_each(Pending::answered);
+        self.get_mut(ticket).into_iter().for_each(|pending| pending.answered(false));
     }
 
     /// A ticket that waits for so many acknowledgements and answers, if it was not given up.
     pub(super) fn expect(&mut self, ticket: Ticket, acks: usize, answers: usize) {
         if let Some(pending) = self.pending.get_mut(&ticket) {
-            pending.outstanding = Outstanding { acks, answers };
+            pending.expected.firm = Outstanding { acks, answers };
         }
     }
 
@@ -449,9 +480,9 @@ impl Tickets {
     }
 
     /// A shard has acknowledged a request of a ticket.
-    pub(super) fn acknowledged(&mut self, ticket: Ticket, from: ShardId, now: Time) {
+    pub(super) fn acknowledged(&mut self, ticket: Ticket, from: ShardId, now: Time, is_loose: bool) {
         self.arrived(ticket, from, now, None);
-        self.get_mut(ticket).into_iter().for_each(Pending::acknowledged);
+        self.get_mut(ticket).into_iter().for_each(|pending| pending.acknowledged(is_loose));
     }
 
     /// A shard has answered a request of a ticket, or acknowledged it.
@@ -489,11 +520,7 @@ impl Tickets {
 
     /// What tickets wait for against what is to come of their requests. One that has failed waits for nothing, and `start`
     /// waits for the plan first.
-    pub(super) fn check(
-        &self,
-        is_planned: bool,
-        to_come: impl Fn(Ticket) -> Outstanding,
-    ) -> Result<(), String> {
+    pub(super) fn check(&self, is_planned: bool, to_come: impl Fn(Ticket) -> Expected) -> Result<(), String> {
         self.waiting.check()?;
         let is_counted = |pending: &Pending| match pending.kind {
             TicketKind::Push { .. } | TicketKind::Pull { .. } | TicketKind::Exchange { .. } => true,
@@ -505,7 +532,7 @@ impl Tickets {
             if !is_counted(pending) || pending.error.is_some() {
                 continue;
             }
-            let (said, to_come) = (pending.outstanding, to_come(*ticket));
+            let (said, to_come) = (pending.expected, to_come(*ticket));
             if said != to_come {
                 return Err(format!("{:?} waits for {said:?}, and {to_come:?} is to come", pending.kind));
             }
@@ -519,7 +546,8 @@ mod tests {
     use super::*;
     use crate::status::JobSize;
 
-    const NOTHING: Outstanding = Outstanding { acks: 0, answers: 0 };
+    const NOTHING: Expected =
+        Expected { firm: Outstanding { acks: 0, answers: 0 }, loose: Outstanding { acks: 0, answers: 0 } };
 
     fn push() -> Pending {
         Pending::new(TicketKind::Push { table: 0, clock: 3 }, Time(5))
@@ -533,7 +561,7 @@ mod tests {
         assert_eq!(tickets.open_ones().next(), Some(first));
         tickets.answered(first);
         assert_eq!(tickets.open_ones().next(), Some(first));
-        tickets.get_mut(first).unwrap().acknowledged();
+        tickets.get_mut(first).unwrap().acknowledged(false);
         assert_eq!(
             (tickets.open_ones().next(), tickets.get(first).unwrap().is_open()),
             (Some(second), false)
@@ -614,7 +642,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_told() {
         let mut tickets = Tickets::default();
-        let one = Outstanding { acks: 1, answers: 0 };
+        let one = Expected { firm: Outstanding { acks: 1, answers: 0 }, ..NOTHING };
         let ticket = tickets.open(push().expecting(1, 0));
         assert_eq!(tickets.check(true, |_| one), Ok(()));
         assert!(tickets.check(true, |_| NOTHING).is_err(), "nothing is to come");

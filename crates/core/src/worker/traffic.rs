@@ -23,7 +23,7 @@ use super::staging::Staging;
 use super::streams::{Incoming, StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
-use super::ticket::{Outstanding, Pending, Ticket, TicketKind, Tickets};
+use super::ticket::{Expected, Outstanding, Pending, Ticket, TicketKind, Tickets};
 use crate::consistency::ServerPush;
 use crate::landing::{Destination, Landing};
 use crate::limits;
@@ -34,7 +34,7 @@ use crate::store::Allocate;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::waits::{Delay, WaitCause};
 use crate::wire::control;
-use crate::wire::frame::{Params, Update};
+use crate::wire::frame::{Form, Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -155,18 +155,7 @@ impl Traffic {
                 return false;
             }
         }
-        if self.tables.iter().any(LocalTable::is_broadcast) {
-            match access {
-                // Its aggregator is near to all that are behind it, and passes streams on.
-                Access::Full if session.is_aggregated() => session.set_reached(None),
-                Access::Full => session.listen(),
-                Access::WriteOnly => session.set_reached(None),
-                // What it holds back could not be passed on as it is, and nobody asks where it is reached.
-                Access::ReadOnly => {}
-            }
-        } else if access == Access::WriteOnly {
-            session.set_reached(None);
-        }
+        session.offer_to_relay(self.tables.iter().any(LocalTable::is_broadcast));
         if let Some(why) = self.links.refusal(session, &self.tables) {
             session.fail(WorkerError::Table(why));
             return false;
@@ -181,7 +170,6 @@ impl Traffic {
         let Some(ticket) = self.tickets.start() else { return false };
         // Unless the coordinator has said who was ready last: the worker joins a job that runs.
         self.tickets.hold(ticket, WaitCause::Coordinator, now);
-        self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);
         self.partial_pulls.turn(first);
@@ -204,13 +192,13 @@ impl Traffic {
                 let values = local.lend_copy(&initial, &**self.allocation.allocator());
                 for &shard in &shards {
                     let kind = RequestKind::Init { values: Some(values.clone()) };
-                    self.request(session, Request::new(shard, index, 0, ticket, kind));
+                    self.request(session, now, Request::new(shard, index, 0, ticket, kind));
                 }
             }
             answers += if reads { shards.len() } else { 0 };
             for &shard in shards.iter().filter(|_| reads) {
                 let kind = RequestKind::Pull { rows: is_sparse.then(Vec::new), now: false };
-                self.request(session, Request::new(shard, index, first, ticket, kind).with_reply(reply));
+                self.request(session, now, Request::new(shard, index, first, ticket, kind).with_reply(reply));
             }
         }
         // The application may have given the ticket up.
@@ -238,30 +226,23 @@ impl Traffic {
         let Some(plan) = session.plan() else { return };
         let changed = self.tables.changed_frames(plan);
         let under_way = self.requests.numbers(|request| changed.contains(&request.table()));
-        for &id in &under_way {
-            if let Some(request) = self.requests.get_mut(id) {
-                request.leave_codec(&self.tables[request.table()]);
-            }
-        }
+        self.requests.visit(&under_way, |request| request.leave_codec(&self.tables[request.table()]));
         let worker = session.id().map_or(0, |id| id.0);
-        match self.tables.follow(plan, registry, worker, rule) {
-            Ok(notes) => notes.into_iter().for_each(|note| session.log(note)),
-            Err(error) => return session.fail(error),
+        if let Err(error) = self.tables.follow(plan, registry, worker, rule) {
+            return session.fail(error);
         }
-        self.count_blocks();
-        for &id in &under_way {
-            if let Some(request) = self.requests.get_mut(id) {
-                request.check_place(&self.tables[request.table()]);
-            }
-        }
-        under_way.into_iter().for_each(|id| self.send_again(session, id));
+        let tables = &self.tables;
+        self.partial_pulls.follow(now, |block| tables[block.table].partial_pull(block.shard));
+        self.publish_partial();
+        self.requests.visit(&under_way, |request| request.check_place(&self.tables[request.table()]));
+        under_way.into_iter().for_each(|id| self.send_again(session, now, id));
         if let Some(staging) = &mut self.staging {
             // What is held back was made by the former codecs.
             changed.iter().for_each(|&table| staging.drop_all_held(&mut self.tables[table]));
         }
         self.streams.restart(session, &self.tables, &changed);
         self.links.follow(session, now, &mut self.tables, self.streams.followers());
-        self.ask_for_copies(session);
+        self.ask_for_copies(session, now);
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
         awaited.into_iter().for_each(|id| self.answer_from_replica(now, id, None));
@@ -278,7 +259,7 @@ impl Traffic {
     /// After a (new) connection to a shard: sends again what it may have missed.
     pub(super) fn resume_with_shard(&mut self, session: &mut Session, now: Time, shard: ShardId) {
         let mine = self.requests.numbers(|request| request.shard() == shard);
-        mine.into_iter().for_each(|id| self.send_again(session, id));
+        mine.into_iter().for_each(|id| self.send_again(session, now, id));
         self.streams.settle(session, &self.tables);
         self.links.follow(session, now, &mut self.tables, self.streams.followers());
         self.links.resume(session, shard);
@@ -318,7 +299,7 @@ impl Traffic {
         self.newest = self.newest.max(version);
         let has_begun = self.submitting.contains(&self.clock)
             || self.tables.iter().any(|table| table.has_pushed(self.clock));
-        if self.newest <= self.clock || has_begun || !self.tables.iter().all(LocalTable::catches_up) {
+        if self.newest <= self.clock || has_begun || !self.tables.catch_up() {
             return;
         }
         self.clock = self.newest;
@@ -419,8 +400,6 @@ impl Traffic {
                 }
                 (None, Sent::Made(gradient)) => {
                     let fetch_kind = local.fetch_kind();
-                    let is_partial = fetch_kind == FetchKind::Partial;
-                    pending = pending.with_partial(is_partial.then_some(clock + 1));
                     let wants = *kind == SubmissionKind::Push { want_params: true };
                     if wants {
                         pending = pending.read_by(clock + 1).with_copy(fetch_kind == FetchKind::Background);
@@ -435,34 +414,41 @@ impl Traffic {
         }
         let replicated = |push: &TablePush| self.tables[push.table].is_broadcast().then_some(push.table);
         let replicated: Vec<usize> = pushes.iter().filter_map(replicated).collect();
-        let ticket = self.submit(session, pending.with_slabs(in_flight), clock, pushes);
+        let ticket = self.submit(session, now, pending.with_slabs(in_flight), clock, pushes);
         replicated.into_iter().for_each(|table| self.answer_at_once(now, table));
         Ok(ticket)
     }
 
     /// Sends gradients of a clock to all shards of their tables, under one ticket that is due when all servers have them and
-    /// all parameters that are wanted are here.
+    /// all parameters that are wanted are here, or when the worker may go on without the rest.
     fn submit(
         &mut self,
         session: &mut Session,
+        now: Time,
         pending: Pending,
         clock: Clock,
         pushes: Vec<TablePush>,
     ) -> Ticket {
         let ticket = self.tickets.reserve();
-        let (mut acks, mut answers) = (0, 0);
+        let mut expected = Expected::default();
         for TablePush { table, gradient, reply } in pushes {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
-            acks += shards.len();
-            answers += if reply.is_some() { shards.len() } else { 0 };
             self.reporter.note_pull(reply.is_some());
             for shard in shards {
-                let (gradient, want_params) = (Some(gradient.clone()), reply.is_some());
-                let kind = RequestKind::Push { gradient, samples: self.samples, want_params };
-                self.request(session, Request::new(shard, table, clock, ticket, kind).with_reply(reply));
+                // An aggregator adds gradients up, and wants all of them.
+                let is_dropped = self.tables[table].is_dropped(shard, clock) && !session.is_aggregated();
+                let gradient = Some(if is_dropped { gradient.left_out() } else { gradient.clone() });
+                let kind =
+                    RequestKind::Push { gradient, samples: self.samples, want_params: reply.is_some() };
+                let request = Request::new(shard, table, clock, ticket, kind).with_reply(reply);
+                let request = request.with_partial(self.tables[table].partial_pull(shard));
+                expected.add(&request);
+                self.request(session, now, request);
             }
         }
-        self.tickets.file(ticket, pending.expecting(acks, answers));
+        let is_partial = expected.loose != Outstanding::default();
+        let pending = pending.with_partial(is_partial.then_some(clock + 1));
+        self.tickets.file(ticket, pending.expecting_each(expected));
         ticket
     }
 
@@ -499,7 +485,7 @@ impl Traffic {
             for rows in of_shard.rows.chunks(ROWS_PER_PULL) {
                 answers += 1;
                 let kind = RequestKind::Pull { rows: Some(rows.to_vec()), now: options.now };
-                self.request(session, Request::new(of_shard.shard, index, clock, ticket, kind));
+                self.request(session, now, Request::new(of_shard.shard, index, clock, ticket, kind));
             }
         }
         let pending = Pending::new(kind, now).expecting(0, answers).with_rows(elements);
@@ -522,20 +508,28 @@ impl Traffic {
         let is_partial = fetch_kind == FetchKind::Partial;
         let reply = local.begin_pull(clock, fetch_kind);
         let shards: Vec<ShardId> = local.layout().shards().collect();
-        let pending =
-            Pending::new(kind, now).expecting(0, shards.len()).with_partial(is_partial.then_some(clock));
-        let ticket = self.tickets.open(if at_once { pending } else { pending.read_by(clock) });
+        let (ticket, mut expected) = (self.tickets.reserve(), Expected::default());
         for shard in shards {
+            let rule = self.tables[index].partial_pull(shard).filter(|_| is_partial);
             let kind = RequestKind::Pull { rows: None, now: at_once };
-            self.request(session, Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)));
+            let request = Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply));
+            let request = request.with_partial(rule);
+            expected.add(&request);
+            self.request(session, now, request);
         }
+        let pending = Pending::new(kind, now).with_partial(is_partial.then_some(clock));
+        let pending = if at_once { pending } else { pending.read_by(clock) };
+        self.tickets.file(ticket, pending.expecting_each(expected));
         self.answer_at_once(now, index);
         ticket
     }
 
     /// Files a request and sends it if its server is connected.
-    fn request(&mut self, session: &mut Session, request: Request) {
+    fn request(&mut self, session: &mut Session, now: Time, request: Request) {
         let (shard, table) = (request.shard(), request.table());
+        if let Some((block, rule)) = request.partial_block() {
+            self.partial_pulls.expect(now, request.iteration(), block, rule);
+        }
         let is_awaited = request.wants_params() && self.tables[table].is_broadcast();
         let id = self.requests.insert(request);
         if is_awaited {
@@ -551,7 +545,7 @@ impl Traffic {
         let table = &self.tables[request.table()];
         // A later epoch would say nothing more, and an aggregator may not know it yet.
         let (epoch, layout) = (table.valid_from(), table.layout());
-        let is_broadcast = table.is_broadcast();
+        let (is_broadcast, is_prioritized) = (table.is_broadcast(), table.is_prioritized());
         let context = request::Context { id, epoch, scheduler: &self.scheduler, layout, is_broadcast };
         let to = session.connection(request.shard());
         let reporter = &mut self.reporter;
@@ -559,17 +553,17 @@ impl Traffic {
             if frame.header.kind == Kind::Push {
                 reporter.note_pushed(frame.header.payload_bytes);
             }
-            session.send(to, frame);
+            session.send_request(to, frame, is_prioritized);
         });
     }
 
     /// Sends a request once more if its server is connected. A pull whose ticket was given up is not
     /// asked again (blocks that PSP went on without), but for one that renews a cache.
-    fn send_again(&mut self, session: &mut Session, id: u64) {
+    fn send_again(&mut self, session: &mut Session, now: Time, id: u64) {
         let Some(request) = self.requests.get(id) else { return };
         let is_wanted = request.is_left_behind() || self.tickets.contains(request.ticket());
         if !request.must_be_sent() && !is_wanted {
-            self.drop_request(id);
+            self.drop_request(now, id);
         } else if session.is_up(request.shard()) {
             self.send_request(session, id);
         }
@@ -581,10 +575,13 @@ impl Traffic {
     }
 
     /// Forgets a request whose answer will not come.
-    fn drop_request(&mut self, id: u64) -> Option<Request> {
+    fn drop_request(&mut self, now: Time, id: u64) -> Option<Request> {
         let request = self.requests.remove(id)?;
         if let Some(fetch) = request.fetch().filter(|_| request.wants_params()) {
             self.tables[request.table()].settle(fetch, request.shard());
+        }
+        if let Some((block, _)) = request.partial_block() {
+            self.partial_pulls.forget(now, request.iteration(), block);
         }
         Some(request)
     }
@@ -599,20 +596,14 @@ impl Traffic {
         frames: usize,
         places: &mut Vec<Landing>,
     ) -> Option<Destination> {
-        let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
-        let request = self.requests.get(params.subject.request).filter(|request| request.shard() == shard)?;
-        let local = &mut self.tables[request.table()];
-        let is_current = params.subject.epoch == local.valid_from();
-        let fetch = request.foresee(&params, local.layout(), frames, places).filter(|_| is_current)?;
-        places.first().filter(|place| place.may_have(header.payload_bytes as usize))?;
-        local.destination(Some(fetch), shard, params.form.is_encoded())
+        self.requests.landing(&mut self.tables, shard, header, frames, places)
     }
 
     pub(super) fn take_acknowledgement(&mut self, session: &mut Session, now: Time, from: ShardId, id: u64) {
         let Some(request) = self.request_to(from, id) else { return };
-        let ticket = request.ticket();
+        let (ticket, is_partial) = (request.ticket(), request.is_partial());
         let Some(acknowledged) = self.requests.acknowledge(id) else { return };
-        self.tickets.acknowledged(ticket, from, now);
+        self.tickets.acknowledged(ticket, from, now, is_partial);
         if acknowledged.is_settled {
             self.requests.remove(id);
         } else if self.requests.get(id).is_some_and(Request::waits_for_scheduler) {
@@ -632,7 +623,7 @@ impl Traffic {
         payload: Payload<'_>,
     ) {
         let params = Params::decode(header);
-        let (clock, id) = (self.clock, params.subject.request);
+        let id = params.subject.request;
         let Some(request) = self.requests.get_mut(id) else { return };
         // An answer under codecs that hold no more, or that this worker has yet to hear of: it is asked for again.
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
@@ -642,11 +633,15 @@ impl Traffic {
         self.reporter.note_pulled(header.payload_bytes);
         let (ticket, table) = (request.ticket(), request.table());
         let local = &mut self.tables[table];
-        let push = ServerPush { clock, version: params.version };
+        local.note_version(from, params.version);
+        if params.form == Form::NOTHING && request.fetch().is_some() {
+            return self.take_nothing(session, now, from, &params);
+        }
+        let push = ServerPush { clock: local.iteration(self.clock), version: params.version };
         // The first values are needed, however old they are.
         let is_start = self.tickets.start() == Some(ticket);
         let is_conditional = request.is_conditional();
-        let is_late = is_conditional && !is_start && !local.takes(&push);
+        let is_late = is_conditional && !is_start && !local.takes(from, &push, request.is_partial());
         let rows = self.tickets.get_mut(ticket).map_or(&mut [][..], Pending::rows_mut);
         let payload_bytes = header.payload_bytes;
         let taken =
@@ -660,19 +655,34 @@ impl Traffic {
         }
         self.tickets.arrived(ticket, from, now, params.delay);
         let is_here = taken.is_ok() && is_conditional;
-        self.end_answer(now, id, taken);
+        self.end_answer(now, id, params.version, taken);
         if is_here {
             self.catch_up(params.version);
         }
     }
 
+    /// A server leaves out the answer to a pull that a later one has overtaken. Where another model holds by now, under which it
+    /// counts, it is asked for again.
+    fn take_nothing(&mut self, session: &mut Session, now: Time, from: ShardId, params: &Params) {
+        let id = params.subject.request;
+        self.take_acknowledgement(session, now, from, id);
+        match self.requests.get_mut(id).filter(|request| request.is_partial()) {
+            Some(request) => {
+                request.leave_out();
+                self.end_answer(now, id, params.version, Ok(()));
+            }
+            None => self.send_request(session, id),
+        }
+    }
+
     /// The answer to a request is over, well or badly.
-    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>) {
+    fn end_answer(&mut self, now: Time, id: u64, version: Clock, taken: Result<(), WorkerError>) {
         let Some(request) = self.requests.get_mut(id) else { return };
         let is_whole = taken.is_ok() && !request.is_late();
-        let (from, ticket, table, fetch) =
+        let (shard, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
-        let (version, clock) = (request.version(), request.clock());
+        let (is_partial, iteration, block) = (request.is_partial(), request.iteration(), request.block());
+        let (version, clock) = (version.min(request.version()), request.clock());
         if let Some(error) = taken.as_ref().err().filter(|_| request.is_left_behind()) {
             self.copies().tell_late(table, clock, error.clone());
         }
@@ -680,32 +690,35 @@ impl Traffic {
         if request.end_answer() {
             self.requests.remove(id);
         }
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            match taken {
-                Err(error) => pending.fail(error),
-                Ok(()) => {
-                    pending.answered();
-                    let counts = |clock: &Clock| *clock >= self.partial_pulls.clock();
-                    if let Some(clock) = pending.partial().filter(counts) {
-                        self.partial_pulls.arrived(now, clock);
-                    }
-                }
-            }
+        if is_partial && taken.is_ok() {
+            self.partial_pulls.arrived(now, iteration, block, version);
+        }
+        match (self.tickets.get_mut(ticket), taken) {
+            (Some(pending), Err(error)) => pending.fail(error),
+            (Some(pending), Ok(())) => pending.answered(is_partial),
+            (None, _) => {}
         }
         let Some(fetch) = fetch else { return };
         let (local, partial_pulls) = (&mut self.tables[table], &self.partial_pulls);
         if is_whole {
-            local.arrived(fetch, from, version, |clock| partial_pulls.is_open(clock));
+            local.arrived(fetch, shard, version, |clock| partial_pulls.is_open(clock));
         } else {
-            local.settle(fetch, from);
+            local.settle(fetch, shard);
         }
         // The block may be the one that lets the worker go on with all tables.
-        if local.partial_pull().is_some() {
+        if is_partial {
             self.publish_partial();
         }
     }
 
-    pub(super) fn take_fault(&mut self, session: &mut Session, from: ShardId, id: u64, mut fault: Fault) {
+    pub(super) fn take_fault(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ShardId,
+        id: u64,
+        mut fault: Fault,
+    ) {
         fault.message = control::sentence(fault.message);
         if fault.cause == Cause::NotAMember {
             return session.fail(WorkerError::NotAMember(fault.message));
@@ -717,7 +730,7 @@ impl Traffic {
         let Some(request) = self.request_to(from, id) else { return session.log(fault.message) };
         let counted = request.counted();
         let was_taken = self.requests.acknowledge(id).is_none();
-        let Some(request) = self.drop_request(id) else { return };
+        let Some(request) = self.drop_request(now, id) else { return };
         // The worker may have re-sent this push.
         let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
         let is_sent_again = counted.is_some() && self.requests.values().any(is_it);
@@ -730,6 +743,10 @@ impl Traffic {
         }
         if !was_taken {
             local.forget_pushed(request.clock());
+        }
+        if !self.tickets.contains(request.ticket()) {
+            // The application went on without the acknowledgement.
+            session.log(fault.message.clone());
         }
         let error = WorkerError::Refused { cause: fault.cause, message: fault.message };
         match request.is_left_behind() {
@@ -784,7 +801,7 @@ impl Traffic {
         message: Control,
     ) {
         let Traffic { streams, tables, links, .. } = self;
-        if let Some(other) = streams.handle_follower(session, now, tables, links, from, message) {
+        if let Some(other) = streams.handle_follower(session, tables, links, now, from, message) {
             self.handle_reading(session, now, from, other);
         }
     }
@@ -855,8 +872,9 @@ impl Traffic {
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             is_answered |= request.is_conditional();
             request.take_replica(local, rows);
+            let version = request.iteration();
             self.tickets.arrived(request.ticket(), stream.shard, now, delay);
-            self.end_answer(now, id, Ok(()));
+            self.end_answer(now, id, version, Ok(()));
             false
         });
         if !waiting.is_empty() {
@@ -870,17 +888,7 @@ impl Traffic {
 
     /// Looks after streams that bring nothing.
     fn watch_streams(&mut self, session: &mut Session, now: Time) {
-        for id in self.streams.take_overdue_gaps(now) {
-            let local = &mut self.tables[id.table];
-            let stream = local.layout().index_of(id.shard);
-            match (stream, &mut self.staging, local.replica_mut()) {
-                // Its replicas are those of a whole version, which what follows is asked from.
-                (Some(stream), Some(staging), _) => staging.drop_held(local, stream),
-                (Some(stream), None, Some(replica)) => replica.forget(stream),
-                _ => {}
-            }
-            self.streams.ask_anew(session, &self.tables, id);
-        }
+        self.streams.close_gaps(session, now, &mut self.tables, self.staging.as_mut());
         self.streams.handle_timeout(session, now, &self.tables);
     }
 
@@ -890,10 +898,6 @@ impl Traffic {
     pub(super) fn publish_partial(&mut self) {
         let partial_pulls = &self.partial_pulls;
         self.tables.iter_mut().for_each(|table| table.publish_partial(|clock| partial_pulls.is_open(clock)));
-    }
-
-    fn count_blocks(&mut self) {
-        self.partial_pulls.set_blocks(self.tables.iter().filter_map(LocalTable::partial_blocks));
     }
 
     // Tickets.
@@ -919,7 +923,9 @@ impl Traffic {
         if let Some((clock, table)) = pending.copy_for().zip(pending.table()).filter(|_| !pending.is_over()) {
             return (has_room && self.tables[table].is_fresh(clock)).then_some(Ok(()));
         }
-        let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock)) && has_room;
+        let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock))
+            && !pending.is_firmly_open()
+            && has_room;
         (may_go_on || pending.is_over() || !pending.is_open()).then_some(Ok(()))
     }
 
@@ -941,7 +947,7 @@ impl Traffic {
     }
 
     /// Another model may allow less than the one under which nothing was asked for: asks for it.
-    fn ask_for_copies(&mut self, session: &mut Session) {
+    fn ask_for_copies(&mut self, session: &mut Session, now: Time) {
         let needed = self.copies().needed();
         for Needed { ticket, clock, table: index } in needed {
             let local = &mut self.tables[index];
@@ -953,6 +959,7 @@ impl Traffic {
                 let kind = RequestKind::Pull { rows: None, now: false };
                 self.request(
                     session,
+                    now,
                     Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)),
                 );
             }
@@ -996,8 +1003,11 @@ impl Traffic {
         slabs.iter().any(|slab| self.tables[slab.table.0 as usize].is_landing(slab))
     }
 
-    /// Whether a share of the parameters is in the slabs of an exchange.
+    /// Whether a share of the parameters is in the slabs of an exchange. Of one that may end early nothing is known before it does.
     pub(super) fn has_share(&self, ticket: Ticket, share: Share) -> bool {
+        if self.tickets.get(ticket).is_some_and(|pending| pending.partial().is_some()) {
+            return false;
+        }
         let mut its = self.requests.values().filter(|request| request.ticket() == ticket);
         its.all(|request| request.has_share(self.tables[request.table()].layout(), share))
     }
@@ -1023,30 +1033,21 @@ impl Traffic {
     /// Lends a dense table's buffers to the application.
     pub(super) fn lend(&mut self, lender: u64, table: TableId) -> Result<Slab, WorkerError> {
         let index = self.tables.index(table)?;
-        let is_busy = self.tables[index].is_submitting()
-            || self.requests.values().any(|request| request.table() == index);
-        let slab = self.tables[index].lend(table, lender, is_busy, &**self.allocation.allocator())?;
-        self.note_lent();
-        Ok(slab)
+        // Nobody waits for what a partial pull went on without.
+        let is_waited_for =
+            |request: &Request| request.table() == index && self.tickets.contains(request.ticket());
+        let is_busy = self.tables[index].is_submitting() || self.requests.values().any(is_waited_for);
+        self.tables[index].lend(table, lender, is_busy, &**self.allocation.allocator())
     }
 
     /// Takes a slab's buffers back.
     pub(super) fn give_back(&mut self, slab: Slab) {
         self.tables[slab.table().0 as usize].take_back(slab);
-        self.note_lent();
     }
 
     fn end_exchange(&mut self, lender: u64, slab: SlabInFlight) -> Slab {
         let local = &mut self.tables[slab.table.0 as usize];
         local.end_exchange(slab, lender, &**self.allocation.allocator())
-    }
-
-    /// A table that is lent arrives whole, by exchanges: it is not among the blocks of a partial pull. The coordinator is
-    /// told, because it refuses to switch such a table to one.
-    fn note_lent(&mut self) {
-        self.reporter.set_slabs(self.tables.lent());
-        self.reporter.hurry(Time::ZERO);
-        self.count_blocks();
     }
 
     // Reports.
@@ -1089,10 +1090,6 @@ impl Traffic {
             };
             table.check(self.requests.values().filter(brings_block).count())?;
         }
-        self.tickets.check(is_planned, |ticket| {
-            let its = || self.requests.values().filter(|request| request.ticket() == ticket);
-            let acks = its().filter(|request| request.wants_ack()).count();
-            Outstanding { acks, answers: its().filter(|request| request.wants_params()).count() }
-        })
+        self.tickets.check(is_planned, |ticket| self.requests.expected_by(ticket))
     }
 }

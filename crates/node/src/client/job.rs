@@ -91,7 +91,11 @@ impl Job {
         let shared = Arc::new(Shared::new(worker, wakers, options.timeout));
         let dialler = Dialler {
             transport: options.transport,
-            sockets: SocketOptions::new(options.congestion.as_deref())?,
+            sockets: SocketOptions::new(options.congestion.as_deref())?.at_rate(
+                options.rate,
+                options.transport,
+                options.memory.is_some(),
+            )?,
             memory,
             hub: options.memory.clone(),
         };
@@ -337,6 +341,11 @@ impl Job {
     /// rounds closed without this worker. It is settled when the first gradient of the iteration is pushed.
     pub fn iteration(&self) -> Clock {
         self.shared.lock().worker.current_clock()
+    }
+
+    /// Whether iterations may be left out: all tables' models have rounds close without a slow worker.
+    pub fn leaves_out(&self) -> bool {
+        self.shared.lock().worker.leaves_out()
     }
 
     /// Gradients that are pushed from now on are the mean of so many samples, which is their weight in the mean over workers; 1 until this

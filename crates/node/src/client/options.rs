@@ -6,6 +6,7 @@ use crate::event_loop::Injection;
 use crate::identity::Identity;
 use crate::log::{Level, Log};
 use crate::ports::Ports;
+use crate::rate::Rate;
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, SCHEME};
 use crate::url::JobUrl;
@@ -48,6 +49,7 @@ pub struct JobOptions {
     pub(super) loops: Option<usize>,
     pub(super) congestion: Option<String>,
     pub(super) ports: Option<Ports>,
+    pub(super) rate: Option<Rate>,
     pub(super) registry: Arc<Registry>,
     pub(super) injection: Injection,
     pub(super) log: Log,
@@ -67,6 +69,7 @@ impl JobOptions {
             loops: None,
             congestion: None,
             ports: None,
+            rate: None,
             registry: Arc::new(Registry::builtin()),
             injection: Injection::default(),
             log: Log::default(),
@@ -109,7 +112,11 @@ impl JobOptions {
             Ok(text) => Some(text.parse().map_err(|error: String| problem(env_vars::PORTS, &error))?),
             Err(_) => None,
         };
-        Ok(JobOptions { rank, aggregator, loops, congestion, ports, transport, ..JobOptions::at(url) })
+        let rate = match std::env::var(env_vars::RATE) {
+            Ok(text) => Some(text.parse().map_err(|error: String| problem(env_vars::RATE, &error))?),
+            Err(_) => None,
+        };
+        Ok(JobOptions { rank, aggregator, loops, congestion, ports, rate, transport, ..JobOptions::at(url) })
     }
 
     /// How servers may be reached.
@@ -157,6 +164,13 @@ impl JobOptions {
     /// The ports that this worker may listen on, where it passes streams on to others. Without them the system chooses one.
     pub fn ports(mut self, ports: Ports) -> JobOptions {
         self.ports = Some(ports);
+        self
+    }
+
+    /// What this worker sends at most, over all of its TCP connections to servers and workers together: a leaky bucket. Refused where
+    /// nothing goes over TCP.
+    pub fn rate(mut self, rate: Rate) -> JobOptions {
+        self.rate = Some(rate);
         self
     }
 

@@ -227,8 +227,9 @@ impl Table {
     }
 
     /// Lends a dense table's gradient and parameters to the application, to be exchanged without being copied
-    /// ([`Job::exchange`](super::Job::exchange)). An exchange waits for all blocks: under psp with b below 1 this is refused.
-    /// So is lending one of several small tables that travel together.
+    /// ([`Job::exchange`](super::Job::exchange)). Under psp with b below 1 an exchange may end before all
+    /// parameters are here: the others stay as they are.
+    /// One of several small tables that travel together is not lent.
     pub fn slab(&self) -> Result<Slab, ClientError> {
         self.member().map_or(Ok(()), Member::refuse_loan)?;
         Slab::lend(&self.0.shared, self.home())

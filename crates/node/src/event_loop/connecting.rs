@@ -25,7 +25,7 @@ impl<C: RoleCell> EventLoop<C> {
         self.next_key += 1;
         let key = self.next_key;
         let deadline = now + HANDSHAKE_DEADLINE;
-        match self.setup.dialler.dial(address, name.shard().is_some()) {
+        match self.setup.dialler.dial(address, name) {
             Ok(Dialled::Carrier(carrier)) => self.begin(key, name, deadline, carrier),
             Ok(Dialled::Name) => match self.resolver.ask(now, address) {
                 Ok(Some(answer)) => self.dial_one_of(key, name, &answer),
@@ -75,7 +75,7 @@ impl<C: RoleCell> EventLoop<C> {
     fn dial_one_of(&mut self, key: u64, name: ConnectionId, answer: &Answer) {
         let opened = answer.as_ref().map_err(String::clone).and_then(|targets| {
             let target = targets.get(key as usize % targets.len().max(1)).ok_or("the name has no address")?;
-            self.setup.dialler.dial_resolved(*target)
+            self.setup.dialler.dial_resolved(*target, name)
         });
         match opened {
             Ok(carrier) => self.begin(key, name, clock::now() + HANDSHAKE_DEADLINE, carrier),
@@ -105,7 +105,7 @@ impl<C: RoleCell> EventLoop<C> {
         match connection.carrier.take_error() {
             Ok(None) => {
                 let hello = self.cell.with(|role| role.hello(name));
-                connection.carrier.queue(frame(Kind::Hello, &hello));
+                connection.carrier.queue(frame(Kind::Hello, &hello), None);
                 let deadline = clock::now() + HANDSHAKE_DEADLINE;
                 connection.state = State::AwaitWelcome { name, deadline };
             }

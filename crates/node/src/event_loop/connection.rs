@@ -16,6 +16,8 @@ pub(super) struct Connection {
     pub(super) stranger: Option<Stranger>,
     /// Its loop will look at it: something waits to be written, or to be watched for.
     pub(super) dirty: bool,
+    /// Its loop will look at it when the node may send again.
+    pub(super) is_held: bool,
     /// What epoll watches it for.
     pub(super) watched: epoll::EventFlags,
     /// Whether the peer came to us. Only then does a long queue keep us from reading: of two ends that both stopped
@@ -43,6 +45,7 @@ impl Connection {
             closing: None,
             stranger: None,
             dirty: false,
+            is_held: false,
             watched: epoll::EventFlags::empty(),
             accepted,
             held_until: Time::ZERO,

@@ -51,7 +51,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// is broken.
     fn tell(&mut self, key: u64, frame: Frame) -> bool {
         let Some(connection) = self.connections.get_mut(&key) else { return false };
-        connection.carrier.queue(frame);
+        connection.carrier.queue(frame, None);
         connection.carrier.flush(None, false).is_ok()
     }
 }

@@ -186,7 +186,7 @@ impl<C: RoleCell> EventLoop<C> {
         };
         let has_reply = reply.is_some();
         if let Some(reply) = reply {
-            carrier.queue(reply);
+            carrier.queue(reply, None);
         }
         match opened {
             Some((ConnectionId::Node(NodeId::Admin(_)), _)) => carrier.let_in(Peer::Command),

@@ -5,7 +5,7 @@ use super::{EventLoop, FAREWELL, FIRST_LANE, HANDSHAKE_DEADLINE, Late, Named, Ro
 use crate::clock;
 use crate::transport::carrier::Flushed;
 use paramill_core::fault::{Delay, Fate};
-use paramill_core::role::{Body, Frame, Lost, Output, Role};
+use paramill_core::role::{Body, Frame, Lost, Output, Priority, Role};
 use paramill_core::types::{ConnectionId, Time};
 use rustix::event::epoll;
 use std::io;
@@ -29,7 +29,7 @@ impl<C: RoleCell> EventLoop<C> {
         for output in outputs.drain(..) {
             match output {
                 Output::Connect { connection, address } => self.connect(connection, &address),
-                Output::Send { to, frame } => self.send(to, frame),
+                Output::Send { to, frame, priority } => self.send(to, frame, priority),
                 Output::Disconnect { connection } => {
                     if let Some(key) = self.names.get(&connection).map(|found| found.key) {
                         let deadline = self.after_late(clock::now()) + HANDSHAKE_DEADLINE;
@@ -54,7 +54,7 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Sends a frame, unless a fault says otherwise.
-    pub(super) fn send(&mut self, to: ConnectionId, frame: Frame) {
+    pub(super) fn send(&mut self, to: ConnectionId, frame: Frame, priority: Option<Priority>) {
         let key = match self.last_sent {
             Some((name, key)) if name == to => key,
             _ => {
@@ -64,9 +64,9 @@ impl<C: RoleCell> EventLoop<C> {
             }
         };
         if self.injected.is_idle() {
-            return self.dispatch(key, frame);
+            return self.dispatch(key, frame, priority);
         }
-        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(key, frame) };
+        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(key, frame, priority) };
         let now = clock::now();
         // Frames that are due leave before this one, which may be meant to follow them.
         self.send_late(now);
@@ -77,7 +77,7 @@ impl<C: RoleCell> EventLoop<C> {
         };
         let Some(connection) = self.connections.get_mut(&key) else { return };
         let leaves = connection.hold(now, delay.connection) + delay.answer;
-        if leaves > now { self.make_late(leaves, key, frame) } else { self.dispatch(key, frame) }
+        if leaves > now { self.make_late(leaves, key, frame) } else { self.dispatch(key, frame, priority) }
     }
 
     /// Keeps a frame, with its bytes as they are now, until it is time.
@@ -99,7 +99,8 @@ impl<C: RoleCell> EventLoop<C> {
             && entry.key().0 <= now
         {
             let Late { key, frame } = entry.remove();
-            self.dispatch(key, frame);
+            // It has waited for its turn already.
+            self.dispatch(key, frame, None);
             // A connection that closes waits for the frames that are held back.
             if self.connections.get(&key).is_some_and(|connection| connection.closing.is_some()) {
                 self.mark_dirty(key);
@@ -119,9 +120,9 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
-    pub(super) fn dispatch(&mut self, key: u64, frame: Frame) {
+    pub(super) fn dispatch(&mut self, key: u64, frame: Frame, priority: Option<Priority>) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        connection.carrier.queue(frame);
+        connection.carrier.queue(frame, priority);
         if !std::mem::replace(&mut connection.dirty, true) {
             self.dirty.push(key);
         }
@@ -144,8 +145,26 @@ impl<C: RoleCell> EventLoop<C> {
             let key = self.dirty.remove(0);
             match self.flush(key, more) {
                 Ok(Flushed::Enough) => self.mark_dirty(key),
-                Ok(Flushed::Done | Flushed::Blocked) => {}
+                Ok(Flushed::Done | Flushed::Blocked | Flushed::Held(_)) => {}
                 Err(lost) => self.drop_connection(key, &lost),
+            }
+        }
+    }
+
+    /// The node may send again: connections that were held back go on, another one first each time.
+    pub(super) fn release_held(&mut self, now: Time) {
+        if self.held_until.is_none_or(|until| until > now) {
+            return;
+        }
+        self.held_until = None;
+        let mut held = std::mem::take(&mut self.held);
+        if !held.is_empty() {
+            held.rotate_left(1);
+        }
+        for key in held {
+            if let Some(connection) = self.connections.get_mut(&key) {
+                connection.is_held = false;
+                self.mark_dirty(key);
             }
         }
     }
@@ -158,12 +177,20 @@ impl<C: RoleCell> EventLoop<C> {
         let broken = |error: io::Error| Lost::Broken(error.to_string());
         let flushed = if is_connecting {
             Flushed::Blocked
+        } else if let Some(until) = self.held_until.filter(|_| connection.is_held) {
+            Flushed::Held(until)
         } else {
             let role = self.cell.lend().map(|role| role as &dyn Role);
             connection.carrier.flush(role, more && connection.closing.is_none()).map_err(broken)?
         };
         if flushed == Flushed::Done && closing {
             return Err(Lost::Broken("closed".into()));
+        }
+        if let Flushed::Held(until) = flushed
+            && !std::mem::replace(&mut connection.is_held, true)
+        {
+            self.held.push(key);
+            self.held_until = Some(self.held_until.map_or(until, |known| known.min(until)));
         }
         let mut wanted = epoll::EventFlags::empty();
         wanted.set(epoll::EventFlags::IN, !connection.is_congested());

@@ -1,60 +1,22 @@
-//! Frames that wait to be sent on one connection.
+//! Writing of the frames that wait on one connection.
 
 use super::carrier::{Flushed, Peer};
 use paramill_core::limits;
 use paramill_core::role::{Body, Frame, Role};
+use paramill_core::send_queue::SendQueue;
 use paramill_core::wire::{HEADER_BYTES, padded};
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 
 /// Writes to one connection before others get their turn.
 const WRITES_PER_TURN: usize = 4;
 
-/// The frames, with a count of the memory that they hold.
-#[derive(Debug, Default)]
-pub(super) struct SendQueue {
-    frames: VecDeque<Frame>,
-    /// Memory that was taken for the frames.
-    bytes: usize,
-}
-
-impl SendQueue {
-    pub(super) fn push_back(&mut self, frame: Frame) {
-        self.bytes += frame.memory_bytes();
-        self.frames.push_back(frame);
-    }
-
-    pub(super) fn pop_front(&mut self) -> Option<Frame> {
-        let frame = self.frames.pop_front()?;
-        self.bytes -= frame.memory_bytes();
-        Some(frame)
-    }
-
-    /// Removes the first frames.
-    pub(super) fn remove(&mut self, count: usize) {
-        self.bytes -= self.frames.drain(..count).map(|frame| frame.memory_bytes()).sum::<usize>();
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Frame> {
-        self.frames.iter()
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Frame> {
-        self.frames.iter_mut()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.frames.is_empty()
-    }
-
-    /// Whether so much waits that the peer should not be asked for more.
-    pub(super) fn is_congested(&self, peer: Peer) -> bool {
-        match peer {
-            // It asks one thing at a time: what it has not taken is not added to.
-            Peer::Command => !self.is_empty(),
-            Peer::Stranger | Peer::Member => {
-                self.frames.len() > limits::MAX_WAITING_FRAMES || self.bytes > limits::MAX_BACKLOG_BYTES
-            }
+/// Whether so much waits that the peer should not be asked for more.
+pub(super) fn is_congested(queue: &SendQueue, peer: Peer) -> bool {
+    match peer {
+        // It asks one thing at a time: what it has not taken is not added to.
+        Peer::Command => !queue.is_empty(),
+        Peer::Stranger | Peer::Member => {
+            queue.len() > limits::MAX_WAITING_FRAMES || queue.bytes() > limits::MAX_BACKLOG_BYTES
         }
     }
 }

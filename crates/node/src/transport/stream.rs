@@ -12,11 +12,13 @@ pub(super) use receiving::HANDLE_BYTES;
 pub(super) use receiving::{Elsewhere, Nowhere, ReceiveBuffer, check_length, out_of_place};
 
 use super::carrier::{Ask, Carrier, Flushed, Peer, ReceiveError, Take};
-use super::queue::{SendQueue, write_in_turns};
+use super::queue::{is_congested, write_in_turns};
 use crate::waker::Watched;
 use gathering::Gatherer;
 use landing::Lander;
-use paramill_core::role::{Frame, Role};
+use paramill_core::role::{Frame, Priority, Role};
+use paramill_core::send_queue::SendQueue;
+use paramill_core::types::Time;
 use receiving::RECEIVE_BYTES;
 use std::fmt::Debug;
 use std::io::{self, Read, Write};
@@ -29,6 +31,11 @@ pub(crate) trait Pipe: Read + Write + AsFd + Debug + Send {
 
     /// Tells the peer that nothing more comes.
     fn hang_up(&self);
+
+    /// When to write again, where the last write was held back by something else than the peer.
+    fn held_until(&self) -> Option<Time> {
+        None
+    }
 }
 
 /// A connected, or connecting, pipe.
@@ -64,17 +71,21 @@ impl<P: Pipe> Watched for StreamCarrier<P> {
 }
 
 impl<P: Pipe> Carrier for StreamCarrier<P> {
-    fn queue(&mut self, frame: Frame) {
-        self.queue.push_back(frame);
+    fn queue(&mut self, frame: Frame, priority: Option<Priority>) {
+        self.queue.push(frame, priority);
     }
 
     fn flush(&mut self, role: Option<&dyn Role>, _more: bool) -> io::Result<Flushed> {
         let StreamCarrier { pipe, queue, gatherer, .. } = self;
-        write_in_turns(|| {
+        let flushed = write_in_turns(|| {
             if !gatherer.is_done(queue) {
                 gatherer.write(pipe, queue, role)?;
             }
             Ok(gatherer.is_done(queue).then_some(Flushed::Done))
+        })?;
+        Ok(match (flushed, pipe.held_until()) {
+            (Flushed::Blocked, Some(at)) => Flushed::Held(at),
+            (flushed, _) => flushed,
         })
     }
 
@@ -120,7 +131,7 @@ impl<P: Pipe> Carrier for StreamCarrier<P> {
     }
 
     fn is_congested(&self) -> bool {
-        self.queue.is_congested(self.peer)
+        is_congested(&self.queue, self.peer)
     }
 }
 

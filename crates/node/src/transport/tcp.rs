@@ -1,11 +1,13 @@
 //! TCP: between hosts, and within one where memory is not shared.
 
+mod metered;
 pub(crate) mod options;
 
 use super::carrier::{Carrier, Listener};
 use super::stream::{Pipe, StreamCarrier};
 use crate::exhaustion;
 use crate::waker::Watched;
+use metered::Metered;
 use options::SocketOptions;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{self, ErrorKind};
@@ -27,7 +29,7 @@ pub(crate) fn dial(target: SocketAddr, options: &SocketOptions) -> io::Result<Bo
     }
     let stream = socket.into();
     prepare(&stream, target, options)?;
-    Ok(Box::new(StreamCarrier::new(stream)))
+    Ok(carrier(stream, options))
 }
 
 /// Binds a listener; a port in use is named.
@@ -82,7 +84,14 @@ impl Listener for Listening {
     fn accept(&self) -> io::Result<Result<Box<dyn Carrier>, String>> {
         let (stream, peer) = self.socket.accept()?;
         prepare(&stream, peer, &self.options)?;
-        Ok(Ok(Box::new(StreamCarrier::new(stream))))
+        Ok(Ok(carrier(stream, &self.options)))
+    }
+}
+
+fn carrier(stream: TcpStream, options: &SocketOptions) -> Box<dyn Carrier> {
+    match options.bucket() {
+        Some(bucket) => Box::new(StreamCarrier::new(Metered::new(stream, bucket.clone()))),
+        None => Box::new(StreamCarrier::new(stream)),
     }
 }
 

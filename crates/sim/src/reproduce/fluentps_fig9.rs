@@ -229,7 +229,13 @@ fn scenario(seed: u64, iterations: u64, setting: Setting, sync: &str) -> Scenari
         iterations,
         policy: Scenario::default().policy.with(Axis::Sync, sync),
         network,
-        compute: ComputeModel { step_ms: STEP_MS, jitter, straggle_p, straggle_factor },
+        compute: ComputeModel {
+            step_ms: STEP_MS,
+            jitter,
+            straggle_p,
+            straggle_factor,
+            ..ComputeModel::default()
+        },
         ..Scenario::new(WORKERS, 1, ELEMENTS)
     }
 }

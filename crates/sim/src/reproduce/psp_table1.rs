@@ -164,8 +164,12 @@ fn iteration_s() -> f64 {
 }
 
 fn scenario(seed: u64, sync: &str, tables: u32, iterations: u64) -> Scenario {
-    let table =
-        |number| TableConfig { name: format!("block{number}"), shape: vec![NODES.into()], rows: false };
+    let table = |number| TableConfig {
+        name: format!("block{number}"),
+        shape: vec![NODES.into()],
+        rows: false,
+        macs: 0,
+    };
     Scenario {
         seed,
         iterations,

@@ -4,7 +4,7 @@ use super::components::{self, Components, Wanted};
 use super::dice::Dice;
 use crate::canary::Canary;
 use crate::cluster::{Cluster, Play};
-use crate::compute::ComputeModel;
+use crate::compute::{ComputeModel, SendMode};
 use crate::gradient::Gradients;
 use crate::judge::JudgeModel;
 use crate::network::{BackgroundConfig, Fill, NetworkConfig, RateChange, ThreeTier, Topology};
@@ -109,9 +109,9 @@ impl Drawn {
         )?;
         readers(&mut Dice::new(Prng::fork(seed, 0x7265_6164)), &mut scenario);
         local(&mut Dice::new(Prng::fork(seed, 0x6c6f_6361)), &components, wanted, registry, &mut scenario)?;
+        transmission(&mut Dice::new(Prng::fork(seed, 0x7472_616e)), &mut scenario);
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
-        // Slabs are not pulled partially.
-        let slabs = dice.chance(0.4) && !is_partial && wanted.has_dense;
+        let slabs = dice.chance(0.4) && wanted.has_dense;
         // What a server refuses is not counted; and an application that goes on without it keeps others waiting at a
         // second table, which they have to read before they can push the first again.
         let has_sparse = scenario.tables.iter().any(|table| table.rows);
@@ -131,8 +131,8 @@ impl Drawn {
             gradients,
             slabs,
             nan_p,
-            // Blocks that come late change what is read, where tables are pulled partially.
-            watches_memory: !is_partial,
+            // Blocks that come late change what is read, where tables are pulled partially; nothing changes a slab.
+            watches_memory: !is_partial || slabs,
             several_addresses: dice.chance(0.3),
             canary: None,
         };
@@ -202,6 +202,22 @@ impl Drawn {
     }
 }
 
+/// When gradients leave, and what overtakes what.
+fn transmission(dice: &mut Dice, scenario: &mut Scenario) {
+    let leaves_out = models_of(scenario).any(|sync| sync.starts_with("quorum"));
+    if dice.chance(0.4) && !leaves_out && !scenario.policy.is_local() {
+        scenario.compute.send = SendMode::Layerwise;
+    }
+    if dice.chance(0.3) {
+        scenario.policy = scenario.policy.clone().with(Axis::Priority, "none");
+    }
+    if dice.chance(0.1) {
+        let policies = Policies::of([(Axis::Priority, dice.pick(&["front", "none"]))]);
+        let change = PolicyOverride::new(dice.pick(&["*", "fc*", "*1"]), policies);
+        scenario.switches.push(Switch { at_s: dice.between(0.0, 2.0), change });
+    }
+}
+
 /// Every consistency model of a job.
 fn models_of(scenario: &Scenario) -> impl Iterator<Item = &str> {
     let changes = scenario.switches.iter().map(|switch| &switch.change).chain(&scenario.overrides);
@@ -260,6 +276,9 @@ impl fmt::Display for Drawn {
         if slabs {
             write!(f, "; slabs")?;
         }
+        if self.scenario.compute.send == SendMode::Layerwise {
+            write!(f, "; layer by layer")?;
+        }
         if nan_p > 0.0 {
             write!(f, "; NaN with probability {nan_p:.3}")?;
         }
@@ -303,6 +322,7 @@ fn job(dice: &mut Dice, seed: u64) -> Scenario {
         jitter: dice.between(0.0, 1.0),
         straggle_p: if dice.chance(0.3) { dice.between(0.0, 0.1) } else { 0.0 },
         straggle_factor: dice.between(1.0, 10.0),
+        ..ComputeModel::default()
     };
     let judge = JudgeModel {
         lead: dice.whole(0, 3) as u32,
@@ -330,9 +350,9 @@ fn job(dice: &mut Dice, seed: u64) -> Scenario {
 fn table(dice: &mut Dice, number: u64) -> TableConfig {
     let name = format!("{}{number}", dice.pick(&["conv", "fc", "emb"]));
     if dice.chance(0.3) {
-        return TableConfig { name, shape: vec![dice.whole(1, 60), dice.whole(1, 6)], rows: true };
+        return TableConfig { name, shape: vec![dice.whole(1, 60), dice.whole(1, 6)], rows: true, macs: 0 };
     }
-    TableConfig { name, shape: vec![dice.magnitude(1.0, 500.0) as u64], rows: false }
+    TableConfig { name, shape: vec![dice.magnitude(1.0, 500.0) as u64], rows: false, macs: 0 }
 }
 
 fn models(
@@ -343,17 +363,15 @@ fn models(
 ) -> Result<(), String> {
     let mut model = || components.text(dice, Axis::Sync, wanted);
     let (first, another) = (model()?, model()?);
-    let partial = |sync: &str| sync.starts_with("psp");
     if dice.chance(0.08) {
         // The baseline without overlap has one scheduler, and so one model.
         scenario.policy = scenario.policy.clone().with(Axis::Sync, "bsp:overlap=false");
         return Ok(());
     }
     scenario.policy = scenario.policy.clone().with(Axis::Sync, first.as_str());
-    // Workers take partial pulling from the plan, where it holds for a table on all servers alike.
     if dice.chance(0.2) {
-        let server = (!partial(&another) && !partial(&first) && dice.chance(0.5))
-            .then(|| ServerId(dice.whole(0, u64::from(scenario.servers) - 1) as u32));
+        let server =
+            dice.chance(0.5).then(|| ServerId(dice.whole(0, u64::from(scenario.servers) - 1) as u32));
         let table = dice.pick(&["*0", "conv*", "*"]).to_owned();
         // An exception that no table matches would be refused.
         if scenario.tables.iter().any(|known| glob_matches(&table, &known.name)) {
@@ -361,8 +379,9 @@ fn models(
             scenario.overrides.push(PolicyOverride::new(table, policies).on(server));
         }
     }
-    // Every policy that may change while a job runs does so.
-    let changeable: Vec<&Info> = AXES.iter().filter(|info| info.fixed.is_none()).collect();
+    // Every policy that may change while a job runs does so; that of priorities in `transmission`.
+    let may_change = |info: &&Info| info.fixed.is_none() && info.axis != Axis::Priority;
+    let changeable: Vec<&Info> = AXES.iter().filter(may_change).collect();
     for _ in 0..dice.whole(0, 2) {
         let info = changeable[dice.below(changeable.len())];
         let text = match info.text {
@@ -458,7 +477,7 @@ fn local(
     // Switches are checked when they are made, by the coordinator.
     let is_possible = |sync: &str| {
         let sync = SyncPolicy::parse(&registry.consistency, sync);
-        sync.is_ok_and(|sync| sync.partial_pull().is_none() && sync.overlap)
+        sync.is_ok_and(|sync| sync.partial_pull().is_none() && sync.overlap && !sync.model.catches_up())
     };
     if check(registry, &stepping).is_ok() && models_of(&stepping).all(is_possible) {
         // An iteration takes about as long as in other worlds.

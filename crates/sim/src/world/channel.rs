@@ -3,7 +3,8 @@
 use super::payload::Payload;
 use paramill_core::limits;
 use paramill_core::prng::Prng;
-use paramill_core::role::Frame;
+use paramill_core::role::{Frame, Priority};
+use paramill_core::send_queue::SendQueue;
 use paramill_core::types::{TableId, Time};
 use paramill_core::wire::{Flags, HEADER_BYTES, Header, Kind, padded};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,9 +32,7 @@ pub(super) struct Channel {
     /// Decides the jitter of what is sent.
     pub(super) dice: Prng,
     /// Frames by reference: their bytes are taken when there is room for them.
-    waiting: VecDeque<Frame>,
-    /// Memory that was taken for the frames that wait.
-    waiting_bytes: usize,
+    waiting: SendQueue,
     /// The sender closes the connection behind the frames that wait.
     closing: bool,
     /// Bytes that were taken from the sender and that the receiver has not read.
@@ -60,8 +59,7 @@ impl Channel {
     pub(super) fn new(opened: Time, dice: Prng) -> Channel {
         Channel {
             dice,
-            waiting: VecDeque::new(),
-            waiting_bytes: 0,
+            waiting: SendQueue::default(),
             closing: false,
             under_way: 0,
             room_announced: false,
@@ -74,10 +72,9 @@ impl Channel {
         }
     }
 
-    /// Queues a frame behind those that wait.
-    pub(super) fn queue(&mut self, frame: Frame) {
-        self.waiting_bytes += frame.memory_bytes();
-        self.waiting.push_back(frame);
+    /// Queues a frame.
+    pub(super) fn queue(&mut self, frame: Frame, priority: Option<Priority>) {
+        self.waiting.push(frame, priority);
     }
 
     /// Closes the channel behind the frames that wait.
@@ -88,12 +85,11 @@ impl Channel {
     /// The next frame that the link takes, if any waits and there is room for it. A frame that is larger than the window
     /// has it for itself.
     pub(super) fn next_frame(&mut self, window: usize) -> Option<Frame> {
-        let bytes = wire_bytes(&self.waiting.front()?.header);
+        let bytes = wire_bytes(&self.waiting.first()?.header);
         if self.under_way > 0 && self.under_way + bytes > window {
             return None;
         }
-        let frame = self.waiting.pop_front()?;
-        self.waiting_bytes -= frame.memory_bytes();
+        let frame = self.waiting.pop()?;
         self.under_way += bytes;
         Some(frame)
     }
@@ -110,7 +106,7 @@ impl Channel {
 
     /// Whether so much waits that the sender should not be asked for more.
     pub(super) fn is_congested(&self, frames: usize) -> bool {
-        self.waiting.len() > frames || self.waiting_bytes > limits::MAX_BACKLOG_BYTES
+        self.waiting.len() > frames || self.waiting.bytes() > limits::MAX_BACKLOG_BYTES
     }
 
     /// When a frame that may reach the receiver's link at `at` does so in turn.
@@ -181,10 +177,10 @@ impl Channel {
 
     /// The connection is broken: nothing of what was on its way arrives.
     pub(super) fn clear(&mut self) {
-        self.waiting = VecDeque::new();
+        self.waiting = SendQueue::default();
         self.unread = VecDeque::new();
         self.held_back.clear();
-        (self.waiting_bytes, self.under_way, self.ready, self.closing) = (0, 0, 0, false);
+        (self.under_way, self.ready, self.closing) = (0, 0, false);
     }
 }
 

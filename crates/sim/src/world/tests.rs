@@ -37,7 +37,7 @@ impl Toy {
     fn send(&mut self, to: ConnectionId, request: u64) {
         let header = Header { request, payload_bytes: 8, ..Header::new(Kind::Pull) };
         let body = Body::Bytes(request.to_le_bytes().to_vec());
-        self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
+        self.outputs.push_back(Output::send(to, Frame { header, body }));
     }
 }
 

@@ -35,7 +35,7 @@ fn refusal(bench: &mut Bench, policies: &[(Axis, &str)]) -> String {
         body.bytes().expect("it has its bytes with it"),
     );
     let outputs: Vec<Output> = std::iter::from_fn(|| bench.coordinator_mut().poll_output()).collect();
-    let [Output::Send { to, frame }] = outputs.as_slice() else { panic!("{outputs:?}") };
+    let [Output::Send { to, frame, .. }] = outputs.as_slice() else { panic!("{outputs:?}") };
     assert_eq!(*to, you.into());
     String::from_utf8_lossy(frame.body.bytes().expect("it has its bytes with it")).into_owned()
 }

@@ -73,7 +73,7 @@ fn drain(role: &mut impl Role) -> Vec<Output> {
 
 /// Whether this is a refusal sent to a worker.
 fn is_refusal(output: &Output, worker: WorkerId) -> bool {
-    matches!(output, Output::Send { to, frame } if *to == NodeId::Worker(worker).into() && frame.header.kind == Kind::Error)
+    matches!(output, Output::Send { to, frame, .. } if *to == NodeId::Worker(worker).into() && frame.header.kind == Kind::Error)
 }
 
 fn message(message: &Control) -> Frame {

@@ -36,7 +36,7 @@ fn outputs(role: &mut impl Role) -> Vec<Output> {
 /// The control messages among them, and to whom they go.
 fn said(outputs: &[Output]) -> Vec<(ConnectionId, Control)> {
     let message = |output: &Output| match output {
-        Output::Send { to, frame } if frame.header.kind == Kind::Control => {
+        Output::Send { to, frame, .. } if frame.header.kind == Kind::Control => {
             let Body::Bytes(payload) = &frame.body else { panic!("a control frame carries bytes") };
             Some((*to, control::decode("control message", payload).expect("it was made by a role")))
         }
@@ -236,7 +236,7 @@ fn a_table_is_asked_for_once() {
             let kinds: Vec<Kind> = outputs
                 .iter()
                 .filter_map(|output| match output {
-                    Output::Send { to, frame } if *to == reader(0) => Some(frame.header.kind),
+                    Output::Send { to, frame, .. } if *to == reader(0) => Some(frame.header.kind),
                     _ => None,
                 })
                 .collect();

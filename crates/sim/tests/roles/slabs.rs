@@ -1,14 +1,10 @@
-//! Tables that are lent as slabs: whose they are, what arrives meanwhile, and what partial pulling makes of them.
+//! Tables that are lent as slabs: whose they are, and what arrives meanwhile. What partial pulling makes of them is in `psp`.
 
 use super::bench::Bench;
 use super::processes::worker;
 use super::{W, job, started};
-use paramill_core::policy::{Axis, Policies, PolicyOverride};
-use paramill_core::role::Role;
+use paramill_core::policy::Axis;
 use paramill_core::table::TableSpec;
-use paramill_core::types::{NodeId, TableId};
-use paramill_core::wire::control::frame;
-use paramill_core::wire::{Change, Control, Kind};
 use paramill_core::worker::{Gradient, Share, Slab, Ticket};
 
 const ELEMENTS: usize = 40;
@@ -114,65 +110,6 @@ fn a_slab_of_another_worker_is_refused_and_still_of_use_to_its_own() {
 
     let slabs = exchanged(&mut own, slabs, 1.0);
     assert_eq!(slabs[0].values(), own.parameters(W, ELEMENTS));
-}
-
-fn two_tables(sync: &str, lent: &str) -> Bench {
-    let mut config = job(1, 2, sync, "sgd:lr=1");
-    config.overrides = vec![PolicyOverride::new("lent", Policies::of([(Axis::Sync, lent)]))];
-    config.policy = config.policy.with(Axis::Placement, "uniform");
-    let mut bench = Bench::new(config, 1);
-    bench.start(&["w", "lent"].map(|name| (TableSpec::dense(name, [ELEMENTS as u64]), vec![0.0; ELEMENTS])));
-    bench
-}
-
-const LENT: TableId = TableId(1);
-
-/// The other tables' fraction b is of their own blocks.
-#[test]
-fn what_is_lent_is_not_among_the_blocks_of_a_partial_pull() {
-    let mut bench = two_tables("psp:c=1,b=0.5", "psp:c=1");
-    let _slab = bench.worker_mut(0).slab(LENT).expect("nothing of it is under way");
-    bench.isolate(bench.shard_node(1));
-    let now = bench.now();
-    let ticket = bench.worker_mut(0).push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), true).expect("it fits");
-    bench.worker_mut(0).clock();
-    bench.run();
-    assert_eq!(bench.outcome(0, ticket), Some(Ok(())), "one of two blocks is here");
-}
-
-#[test]
-fn a_table_that_is_pulled_partially_is_not_lent() {
-    let mut bench = two_tables("bsp", "psp:c=1,b=0.5");
-    let error = bench.worker_mut(0).slab(LENT).expect_err("b would have no effect").to_string();
-    assert!(error.contains("table `lent` is pulled partially (psp with b = 0.5)"), "{error}");
-    assert!(error.contains("use `push_pull`, or psp without b and tau2"), "{error}");
-}
-
-#[test]
-fn what_is_lent_is_not_switched_to_partial_pulling() {
-    let mut bench = two_tables("bsp", "bsp");
-    let switch = PolicyOverride::new("*", Policies::of([(Axis::Sync, "psp:c=1,b=0.5")]));
-    let models = |bench: &mut Bench| {
-        bench.set(switch.clone());
-        let report = bench.shard(0).report(bench.now()).expect("it has joined");
-        report.tables.iter().map(|table| table.sync.clone()).collect::<Vec<_>>()
-    };
-    let slab = bench.worker_mut(0).slab(LENT).expect("nothing of it is under way");
-    bench.run();
-    assert_eq!(models(&mut bench), ["bsp", "bsp"], "it was refused");
-    // A switch that the coordinator agreed to before it heard of the loan.
-    let told = Control::Change { epoch: 2, change: Change::Policy(switch.clone()) };
-    let message = frame(Kind::Control, &told);
-    let payload = message.body.bytes().expect("it has its bytes with it").to_vec();
-    let now = bench.now();
-    bench.worker_mut(0).handle_frame(now, NodeId::Coordinator.into(), &message.header, &payload);
-    bench.run();
-    let said = |line: &&str| line.contains("table `lent` now uses psp:c=1,b=0.5; as long as it is lent");
-    assert!(bench.log().iter().any(said), "{:?}", bench.log());
-
-    bench.worker_mut(0).give_back(slab).expect("it is of this worker");
-    bench.run();
-    assert_eq!(models(&mut bench), ["psp:c=1,b=0.5", "psp:c=1,b=0.5"]);
 }
 
 /// Two servers with four chunks each bring halves of the parameters side by side.

@@ -1,6 +1,6 @@
 //! What the networks on images share: the data, its scaling, the training step and the accuracy.
 
-use super::{Evaluation, Factory, Touched, Workload, WorkloadConfig, WorkloadInfo};
+use super::{Evaluation, Factory, LayerFlow, Touched, Workload, WorkloadConfig, WorkloadInfo};
 use crate::data::{DataError, Images, idx};
 use crate::generate;
 use crate::network::{Network, ProductGradient, Workspace, softmax_cross_entropy};
@@ -155,6 +155,35 @@ impl Workload for Classifier {
         let loss = softmax_cross_entropy(scores, &self.labels, network.output_len(), slopes);
         network.backward(parameters, &self.input, workspace, gradients);
         loss
+    }
+
+    fn step_by_layers(&mut self, gradients: &mut [Vec<f32>], flow: &mut dyn LayerFlow) -> Option<f32> {
+        assert!(!self.labels.is_empty(), "prepare comes before step");
+        let (network, workspace) = (&self.network, &mut self.workspace);
+        network.begin(&self.input, workspace);
+        for layer in 0..network.layers() {
+            let tables = network.tables_of(layer);
+            if !flow.fetch(tables.clone()) {
+                return None;
+            }
+            let parameters: Vec<&[f32]> = tables.map(|table| flow.values(table)).collect();
+            network.forward_layer(layer, &parameters, &self.input, workspace);
+        }
+        let (scores, slopes) = network.loss_slope(workspace);
+        let loss = softmax_cross_entropy(scores, &self.labels, network.output_len(), slopes);
+        for layer in (0..network.layers()).rev() {
+            let tables = network.tables_of(layer);
+            let parameters: Vec<&[f32]> = tables.clone().map(|table| flow.values(table)).collect();
+            let own = &mut gradients[tables.clone()];
+            network.backward_layer(layer, &parameters, &self.input, workspace, own);
+            for table in tables {
+                let product = network.product(table, &self.input, workspace);
+                if !flow.ready(table, &gradients[table], product) {
+                    return None;
+                }
+            }
+        }
+        Some(loss)
     }
 
     fn product(&self, table: usize) -> Option<ProductGradient<'_>> {

@@ -16,11 +16,18 @@ pub(super) struct Endpoints {
     run_with: Vec<String>,
     /// The address of each server; loopback for all of them when there is none.
     hosts: Vec<String>,
+    /// So many places are there; processes beyond them are where the first ones are.
+    places: Option<u32>,
 }
 
 impl Endpoints {
     /// What was typed, or why it cannot work.
-    pub(super) fn resolve(run_with: Option<&str>, hosts: &[String], servers: u32) -> Result<Endpoints> {
+    pub(super) fn resolve(
+        run_with: Option<&str>,
+        hosts: &[String],
+        servers: u32,
+        colocated: bool,
+    ) -> Result<Endpoints> {
         let run_with: Vec<String> =
             run_with.into_iter().flat_map(str::split_whitespace).map(str::to_owned).collect();
         ensure!(
@@ -32,12 +39,13 @@ impl Endpoints {
             run_with.is_empty() || run_with.iter().any(|word| word.contains(NUMBER)),
             "--run-with takes all processes to the same place: put {NUMBER} where the number of the process belongs"
         );
-        Ok(Endpoints { run_with, hosts: hosts.to_vec() })
+        Ok(Endpoints { run_with, hosts: hosts.to_vec(), places: colocated.then_some(servers) })
     }
 
     /// This program, to be started as process `number`; its arguments are still to come.
     pub(super) fn command(&self, number: u32) -> Result<Command> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let number = self.places.map_or(number, |places| number % places.max(1));
         let mut words = self.run_with.iter().map(|word| word.replace(NUMBER, &number.to_string()));
         let Some(first) = words.next() else { return Ok(Command::new(program)) };
         let mut command = Command::new(first);
@@ -60,7 +68,11 @@ mod tests {
         let endpoints = Endpoints {
             run_with: ["ip", "netns", "exec", "lab{}"].map(str::to_owned).to_vec(),
             hosts: vec!["10.0.0.1".into(), "10.0.0.2".into()],
+            places: None,
         };
+        let colocated = Endpoints { places: Some(2), ..endpoints.clone() };
+        let place = |number| colocated.command(number).unwrap().get_args().nth(2).unwrap().to_owned();
+        assert_eq!([place(1), place(2), place(3)], ["lab1", "lab0", "lab1"]);
         let command = endpoints.command(2).unwrap();
         assert_eq!(command.get_program(), "ip");
         let arguments: Vec<_> = command.get_args().take(3).collect();

@@ -2,7 +2,7 @@
 
 use super::congestion;
 use super::endpoint::Endpoints;
-use crate::args::{ExchangeArgs, Transport};
+use crate::args::{ExchangeArgs, Send, Transport};
 use anyhow::{Context, Result, bail, ensure};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::limits::{MAX_CORES, MAX_SERVERS, MAX_TABLES, MAX_WORKERS};
@@ -10,6 +10,8 @@ use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::table::{Pack, TableSpec};
 use paramill_node::pinning::Pin;
+use paramill_sim::compute::{LayerTimes, SendMode};
+use paramill_sim::models;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -17,6 +19,8 @@ use std::time::Duration;
 pub(super) const JOB: &str = "bench";
 /// The step that servers make unless another one is named: as little as possible.
 pub(super) const OPTIMIZER: &str = "sgd:lr=0.001";
+/// Tensors of at most this many elements travel together, unless told otherwise.
+const PACKED: u64 = 8192;
 const MAX_ROUNDS: u32 = 1000;
 const MAX_SECONDS: f64 = 3600.0;
 
@@ -44,8 +48,19 @@ pub(super) struct Exchange {
     /// Of the job.
     pub(super) policy: Policy,
     pub(super) endpoints: Endpoints,
+    /// What workers wait out in every iteration.
+    #[serde(default)]
+    pub(super) compute: Option<Compute>,
     /// The longest wait before giving up.
     pub(super) timeout: Duration,
+}
+
+/// A computation that is waited out.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Compute {
+    /// Of one iteration.
+    pub(super) step: Duration,
+    pub(super) send: SendMode,
 }
 
 /// One tensor.
@@ -53,6 +68,9 @@ pub(super) struct Exchange {
 pub(super) struct Tensor {
     pub(super) name: String,
     pub(super) shape: Vec<u64>,
+    /// Multiply-accumulates of a forward pass that use it.
+    #[serde(default)]
+    pub(super) macs: u64,
 }
 
 /// How it is measured.
@@ -84,7 +102,7 @@ impl Exchange {
         let exchange = Exchange {
             model,
             tensors,
-            pack: args.pack,
+            pack: args.pack.unwrap_or(if args.compute.is_some() { 0 } else { PACKED }),
             workers: args.workers,
             servers: args.servers,
             cores,
@@ -97,7 +115,19 @@ impl Exchange {
             },
             pin: args.pin.clone(),
             policy: Policy::default().with(Axis::Optimizer, OPTIMIZER).under(args.policy.0.clone()),
-            endpoints: Endpoints::resolve(args.run_with.as_deref(), &args.host, args.servers)?,
+            endpoints: Endpoints::resolve(
+                args.run_with.as_deref(),
+                &args.host,
+                args.servers,
+                args.colocated,
+            )?,
+            compute: args.compute.map(|step| Compute {
+                step: step.0,
+                send: match args.send {
+                    Some(Send::End) => SendMode::End,
+                    Some(Send::Layerwise) | None => SendMode::Layerwise,
+                },
+            }),
             timeout: args.timeout.0,
         };
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
@@ -135,6 +165,11 @@ impl Exchange {
 
     fn specs(&self) -> impl Iterator<Item = TableSpec> {
         self.tensors.iter().map(|tensor| TableSpec::dense(&tensor.name, tensor.shape.clone()))
+    }
+
+    /// How the time of a step is divided among the tensors.
+    pub(super) fn layer_times(&self) -> LayerTimes {
+        LayerTimes::new(&self.tensors.iter().map(|tensor| tensor.macs).collect::<Vec<u64>>())
     }
 
     /// Parameters in all.
@@ -202,9 +237,12 @@ fn default_cores(servers: u32) -> u32 {
 
 fn tensors(args: &ExchangeArgs) -> Result<(String, Vec<Tensor>)> {
     let Some(elements) = args.elements else {
-        let model = paramill_sim::models::model(args.model.as_deref().unwrap_or("resnet50"))?;
-        let tensors =
-            model.tensors.into_iter().map(|tensor| Tensor { name: tensor.name, shape: tensor.shape });
+        let model = models::model(args.model.as_deref().unwrap_or("resnet50"))?;
+        let tensors = model.tensors.into_iter().map(|models::Tensor { name, shape, macs }| Tensor {
+            name,
+            shape,
+            macs,
+        });
         return Ok((model.name, tensors.collect()));
     };
     let count = args.tensors.unwrap_or(1);
@@ -213,7 +251,7 @@ fn tensors(args: &ExchangeArgs) -> Result<(String, Vec<Tensor>)> {
     ensure!((1..=most).contains(&count), "--tensors {count}: expected 1 to {most}");
     let tensor = |number: u64| {
         let shape = vec![elements / count + u64::from(number < elements % count)];
-        Tensor { name: format!("tensor{number}"), shape }
+        Tensor { name: format!("tensor{number}"), shape, macs: 0 }
     };
     Ok((format!("{elements} elements in {count}"), (0..count).map(tensor).collect()))
 }

@@ -2,7 +2,7 @@
 
 use super::cluster::{Round, ServerMemory};
 use super::exchange::{Limits, Measured};
-use super::plan::Exchange;
+use super::plan::{Compute, Exchange};
 use super::statistics::{Spread, quantile};
 use super::worker::Payload;
 use crate::args::Transport;
@@ -10,6 +10,7 @@ use crate::output::{Align, Output, Table};
 use anyhow::Result;
 use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
+use paramill_sim::compute::SendMode;
 use serde::Serialize;
 
 const GB: f64 = 1e9;
@@ -39,6 +40,8 @@ pub(super) struct Report {
     goodput_gb_s: f64,
     goodput_spread_gb_s: Spread,
     iterations_per_s: f64,
+    /// The computation that workers waited out.
+    compute: Option<ComputeReport>,
     /// Of an iteration.
     bytes: Bytes,
     /// What the limit is of.
@@ -58,6 +61,14 @@ pub(super) struct Report {
     cpu_s_per_gb: CpuPerGb,
     iteration_ms: IterationTimes,
     peers: Vec<PeerReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct ComputeReport {
+    step_ms: f64,
+    send: SendMode,
+    /// Of an iteration's time.
+    share: f64,
 }
 
 /// What an iteration moves, of all workers together.
@@ -128,6 +139,7 @@ impl Report {
             ),
             _ => ("memory copy, all cores".to_owned(), limit_spreads.memory_copy_gb_s.median),
         };
+        let iterations_per_s = spread(rounds, |round| round.iterations as f64 / round.seconds).median;
         let memory = largest(rounds);
         let elements = memory.and_then(|server| server.elements);
         let ideal = elements.map(|elements| exchange.ideal_bytes(elements, registry)).transpose()?;
@@ -148,7 +160,12 @@ impl Report {
             iterations: rounds.iter().map(|round| round.iterations).collect(),
             goodput_gb_s: goodput.median,
             goodput_spread_gb_s: goodput,
-            iterations_per_s: spread(rounds, |round| round.iterations as f64 / round.seconds).median,
+            iterations_per_s,
+            compute: exchange.compute.map(|Compute { step, send }| ComputeReport {
+                step_ms: step.as_secs_f64() * 1e3,
+                send,
+                share: iterations_per_s * step.as_secs_f64(),
+            }),
             bytes: Bytes::new(exchange, rounds),
             limit,
             limit_gb_s,
@@ -192,6 +209,13 @@ impl Report {
         table.row(["goodput, GB/s".to_owned(), self.goodput_spread_gb_s.words()]);
         table.row(["of the limit".to_owned(), format!("{:.2} ({})", self.fraction_of_limit, self.limit)]);
         table.row(["iterations/s".to_owned(), format!("{:.2}", self.iterations_per_s)]);
+        if let Some(ComputeReport { step_ms, send, share }) = &self.compute {
+            let when = if *send == SendMode::End { "at the end" } else { "layer by layer" };
+            table.row([
+                "of it computation".to_owned(),
+                format!("{share:.2} ({step_ms:.1} ms; gradients leave {when})"),
+            ]);
+        }
         let Bytes { uncompressed, pushed, pulled, push_ratio, answer_ratio } = self.bytes;
         table.row([
             "MB an iteration, pushed and pulled".to_owned(),

@@ -1,5 +1,6 @@
 //! One worker of an exchange: it makes as many iterations as it is told to.
 
+use super::layers::Layers;
 use super::plan::Exchange;
 use super::task::{Answer, Instruction, answer};
 use super::values::Values;
@@ -56,6 +57,8 @@ enum Held {
     Own(Vec<OwnTable>),
     /// In memory that frames leave from and arrive in.
     Lent(Vec<Slab>),
+    /// The same, layer by layer.
+    Layers(Layers),
 }
 
 /// Gradients of a table's tensors, each in memory of its own, and room to gather those of several.
@@ -82,7 +85,7 @@ pub(super) fn run(
         tables.push((job.table(spec, initial)?, pack));
     }
     job.start().context("the job did not start")?;
-    let mut model = hold(&tables, exchange.copy, &mut values)?;
+    let mut model = hold(&tables, exchange, &mut values)?;
     let held = if rank == 0 { Some(held(&job.status()?, exchange)?) } else { None };
     answer(&Answer::Ready { held })?;
     loop {
@@ -100,14 +103,17 @@ pub(super) fn run(
     answer(&Answer::Left { checksum })
 }
 
-fn hold(tables: &[(Table, Pack)], copy: bool, values: &mut Values) -> Result<Held> {
-    if copy {
+fn hold(tables: &[(Table, Pack)], exchange: &Exchange, values: &mut Values) -> Result<Held> {
+    if exchange.copy {
         let own = |(table, pack): &(Table, Pack)| OwnTable::new(table.clone(), pack, values);
         return Ok(Held::Own(tables.iter().map(own).collect()));
     }
     let mut slabs = tables.iter().map(|(table, _)| table.slab()).collect::<Result<Vec<Slab>, _>>()?;
     slabs.iter_mut().for_each(|slab| values.fill(slab.gradient_mut()));
-    Ok(Held::Lent(slabs))
+    Ok(match exchange.compute {
+        Some(compute) => Held::Layers(Layers::new(exchange, compute, slabs)),
+        None => Held::Lent(slabs),
+    })
 }
 
 fn iterate(
@@ -124,6 +130,9 @@ fn iterate(
     let before = payload(job);
     let mut total = Duration::ZERO;
     let mut last = Instant::now();
+    if let Held::Layers(layers) = model {
+        layers.begin();
+    }
     for iteration in 0..iterations {
         // An application has its gradients from elsewhere: their making is no part of the exchange.
         if model.vary(values) {
@@ -142,6 +151,11 @@ fn iterate(
         if iteration % stride == 0 {
             times_us.push(microseconds(time));
         }
+    }
+    if let Held::Layers(layers) = model {
+        // What follows the last gradients belongs to their iterations.
+        layers.await_all()?;
+        total += last.elapsed();
     }
     let payload = Some(payload(job).zip_with(before, |after, before| after - before));
     Ok(Ran { seconds: total.as_secs_f64(), times_us, longest_us: microseconds(longest), payload, moments })
@@ -171,6 +185,10 @@ fn exchange_all(job: &Job, model: &mut Held) -> Result<SystemTime> {
             *slabs = exchange.wait()?;
             pushed
         }
+        Held::Layers(layers) => {
+            layers.step(job)?;
+            SystemTime::now()
+        }
     };
     Ok(pushed)
 }
@@ -184,6 +202,8 @@ impl Held {
                 values.vary(tensors.map(Buffer::as_mut_slice))
             }
             Held::Lent(slabs) => values.vary(slabs.iter_mut().map(|slab| slab.gradient_mut())),
+            // Gradients are made while others are under way: they stay.
+            Held::Layers(_) => false,
         }
     }
 }
@@ -232,7 +252,10 @@ fn held(status: &Status, exchange: &Exchange) -> Result<Vec<u64>> {
 /// that exchanges nothing is fast.
 fn checksum(job: &Job, tables: &[(Table, Pack)], model: Held, values: &Values) -> Result<u64> {
     // Slabs go back first: while they are lent, their tables cannot be read.
-    drop(model);
+    match model {
+        Held::Layers(layers) => drop(layers.into_slabs()?),
+        model => drop(model),
+    }
     let (mut sum, mut still) = (0u64, 0u64);
     for (table, _) in tables {
         table.read(|parameters| {

@@ -12,7 +12,7 @@ use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
 use paramill_node::client::{Gradient, Handle, Job, JobOptions, Table};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
-use paramill_sim::compute::ComputeClock;
+use paramill_sim::compute::{ComputeClock, SendMode, Stage};
 use paramill_sim::gradient::{PushId, touched_rows};
 use paramill_sim::judge::CONDITION;
 use paramill_sim::report::{TableOutcome, parameter_hash};
@@ -194,26 +194,10 @@ fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Opti
         tables.push(job.table(spec.alone(), initial)?);
     }
     job.start()?;
-    for clock in 0..scenario.iterations {
-        let mut rows: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
-        for table in &tables {
-            rows.push(fetch(table, scenario, rank, clock)?);
-        }
-        std::thread::sleep(compute.step(clock));
-        let mut handles: Vec<Handle> = Vec::new();
-        for (table, (rows, values)) in tables.iter().zip(&rows) {
-            let push = PushId { seed, worker: rank, clock, table: table.id() };
-            let mut gradient = Vec::with_capacity(values.len());
-            if table.spec().rows {
-                gradients.extend_rows(&push, rows, table.spec().row_elements(), values, &mut gradient);
-                handles.push(table.push(Gradient::Rows { rows, values: &gradient })?);
-            } else {
-                gradients.extend(&push, 0, values, &mut gradient);
-                handles.push(table.push_pull(&gradient)?);
-            }
-        }
-        job.clock();
-        handles.iter().try_for_each(Handle::wait)?;
+    if scenario.compute.send == SendMode::Layerwise {
+        compute_by_layers(scenario, rank, &job, &tables, &mut compute)?;
+    } else {
+        compute_at_once(scenario, rank, &job, &tables, &mut compute)?;
     }
     job.barrier_within("done", END_TIMEOUT)?;
     let end = match rank {
@@ -222,6 +206,81 @@ fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Opti
     };
     job.close()?;
     Ok(end)
+}
+
+/// All gradients leave after a step, and all parameters are waited for before the next one.
+fn compute_at_once(
+    scenario: &Scenario,
+    rank: WorkerId,
+    job: &Job,
+    tables: &[Table],
+    compute: &mut ComputeClock,
+) -> Result<()> {
+    for clock in 0..scenario.iterations {
+        let mut rows: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
+        for table in tables {
+            rows.push(fetch(table, scenario, rank, clock)?);
+        }
+        std::thread::sleep(compute.step(clock));
+        let mut handles: Vec<Handle> = Vec::new();
+        for (table, (rows, values)) in tables.iter().zip(&rows) {
+            handles.push(push(scenario, rank, clock, table, rows, values)?);
+        }
+        job.clock();
+        handles.iter().try_for_each(Handle::wait)?;
+    }
+    Ok(())
+}
+
+/// A table's gradient leaves when its layer's backward is done, and its parameters are waited for when its forward begins.
+fn compute_by_layers(
+    scenario: &Scenario,
+    rank: WorkerId,
+    job: &Job,
+    tables: &[Table],
+    compute: &mut ComputeClock,
+) -> Result<()> {
+    let times = scenario.layer_times();
+    let mut handles: Vec<Option<Handle>> = tables.iter().map(|_| None).collect();
+    for clock in 0..scenario.iterations {
+        let step = compute.step(clock);
+        let mut read: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
+        for stage in (0..times.stages()).map(|number| times.stage(number)) {
+            if let Stage::Forward(layer) = stage {
+                if let Some(handle) = handles[layer].take() {
+                    handle.wait()?;
+                }
+                read.push(fetch(&tables[layer], scenario, rank, clock)?);
+            }
+            std::thread::sleep(times.time(stage, step));
+            if let Stage::Backward(layer) = stage {
+                let (rows, values) = &read[layer];
+                handles[layer] = Some(push(scenario, rank, clock, &tables[layer], rows, values)?);
+            }
+        }
+        job.clock();
+    }
+    handles.iter().flatten().try_for_each(Handle::wait).map_err(Into::into)
+}
+
+/// Sends the gradient that follows from what was read of a table.
+fn push(
+    scenario: &Scenario,
+    rank: WorkerId,
+    clock: u64,
+    table: &Table,
+    rows: &[u32],
+    values: &[f32],
+) -> Result<Handle> {
+    let (gradients, seed) = (scenario.gradients(), scenario.seed);
+    let push = PushId { seed, worker: rank, clock, table: table.id() };
+    let mut gradient = Vec::with_capacity(values.len());
+    if table.spec().rows {
+        gradients.extend_rows(&push, rows, table.spec().row_elements(), values, &mut gradient);
+        return Ok(table.push(Gradient::Rows { rows, values: &gradient })?);
+    }
+    gradients.extend(&push, 0, values, &mut gradient);
+    Ok(table.push_pull(&gradient)?)
 }
 
 /// The values that an iteration works on: a whole dense table, or the touched rows of a sparse one.

@@ -18,6 +18,7 @@ pub(super) struct LocalTraining {
     fragments: Vec<usize>,
     /// Whether a fragment was pushed, and its answer not merged yet.
     in_flight: Vec<bool>,
+    pseudo_gradient: Vec<f32>,
 }
 
 impl LocalTraining {
@@ -29,7 +30,14 @@ impl LocalTraining {
         let sizes: Vec<u64> = tables.iter().map(|trained| trained.table.spec().elements()).collect();
         let fragments = steps.deal(&sizes)?;
         let in_flight = vec![false; steps.fragments()];
-        Ok(LocalTraining { steps, inner, replicas: Vec::new(), fragments, in_flight })
+        Ok(LocalTraining {
+            steps,
+            inner,
+            replicas: Vec::new(),
+            fragments,
+            in_flight,
+            pseudo_gradient: Vec::new(),
+        })
     }
 
     /// Takes the servers' parameters. Returns the step of the job that comes next.
@@ -42,9 +50,15 @@ impl LocalTraining {
     }
 
     /// Steps by the gradients that were computed, and synchronises what is due then.
-    pub(super) fn step(&mut self, job: &Job, tables: &mut [Trained], step: u64) -> Result<()> {
-        for (trained, replica) in tables.iter_mut().zip(&mut self.replicas) {
-            replica.step(&self.inner, step, &mut trained.values, &trained.gradient);
+    pub(super) fn step(
+        &mut self,
+        job: &Job,
+        tables: &mut [Trained],
+        gradients: &[Vec<f32>],
+        step: u64,
+    ) -> Result<()> {
+        for ((trained, replica), gradient) in tables.iter_mut().zip(&mut self.replicas).zip(gradients) {
+            replica.step(&self.inner, step, &mut trained.values, gradient);
         }
         let made = step + 1;
         if let Some(fragment) = self.steps.merged_after(made).filter(|_| self.steps.late() > 0) {
@@ -82,10 +96,12 @@ impl LocalTraining {
     }
 
     fn push(&mut self, tables: &mut [Trained], fragment: usize) -> Result<()> {
+        let mut gradient = std::mem::take(&mut self.pseudo_gradient);
         for (trained, replica) in self.of_fragment(tables, fragment) {
-            replica.pseudo_gradient(&trained.values, &mut trained.gradient);
-            trained.table.update(&trained.gradient)?;
+            replica.pseudo_gradient(&trained.values, &mut gradient);
+            trained.table.update(&gradient)?;
         }
+        self.pseudo_gradient = gradient;
         self.in_flight[fragment] = true;
         Ok(())
     }

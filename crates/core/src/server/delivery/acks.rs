@@ -37,7 +37,7 @@ impl Acks {
         if requests.is_empty() {
             self.due.pop();
         }
-        Some(Output::Send { to: NodeId::Worker(worker).into(), frame })
+        Some(Output::send(NodeId::Worker(worker), frame))
     }
 
     /// The connection to a worker is gone, and what was to be sent on it.
@@ -75,7 +75,7 @@ mod tests {
     fn drain(acks: &mut Acks) -> Vec<(ConnectionId, Vec<u64>)> {
         let frames = std::iter::from_fn(|| acks.pop());
         let read = |output| match output {
-            Output::Send { to, frame: Frame { header, body } } => {
+            Output::Send { to, frame: Frame { header, body }, .. } => {
                 (to, ack::requests(&header, body.bytes().unwrap()).unwrap().collect())
             }
             other => panic!("{other:?}"),

@@ -133,6 +133,21 @@ impl WaitingPulls {
         Some(pull)
     }
 
+    /// Whether the worker of a pull of a whole table waits with one for an iteration after this one.
+    pub(super) fn has_later(&self, pull: &PendingPull, iteration: Clock) -> bool {
+        let is_later = |other: &PendingPull| {
+            (other.worker, other.table) == (pull.worker, pull.table)
+                && other.rows.is_none()
+                && other.clock > iteration
+        };
+        let of_table = self.backlogs.get(pull.table);
+        let has_more = of_table.and_then(|of_table| of_table.get(pull.worker.0 as usize));
+        // Most workers wait with one pull of a table at a time: this one.
+        pull.rows.is_none()
+            && has_more.is_some_and(|backlog| backlog.pulls > 0)
+            && self.filed.iter().flatten().any(is_later)
+    }
+
     /// Keeps a pull until its table has initial values.
     pub(super) fn keep_for_values(&mut self, pull: PendingPull) {
         self.add_backlog(&pull);

@@ -2,7 +2,7 @@
 
 use super::pulls::PendingPull;
 use crate::limits;
-use crate::role::{Body, Frame, Outbox, Output};
+use crate::role::{Body, Frame, Outbox, Output, Priority};
 use crate::server::table_shard::{ChunkAnswer, TableShard};
 use crate::store::Place;
 use crate::types::{Clock, NodeId, TableId, WorkerId};
@@ -105,6 +105,13 @@ impl Sender<'_> {
         (first..self.table.chunk_count()).for_each(|index| self.send_chunk(index, to, reply));
     }
 
+    /// Says that a pull of the whole table is over, without the parameters.
+    pub(super) fn send_nothing(&mut self, to: NodeId, reply: &Reply) {
+        let piece = Piece { chunk: 0, sequence: 0, is_last: true };
+        let params = Params { form: Form::NOTHING, ..self.params(reply, piece) };
+        self.send(to, Frame { header: params.header(0), body: Body::Empty });
+    }
+
     /// Sends single rows, which are gathered now.
     pub(super) fn send_rows(&mut self, rows: &[u32], to: NodeId, reply: &Reply) {
         let rows_per_frame = (limits::BLOCK_ELEMENTS / self.table.row_width()).max(1);
@@ -137,7 +144,10 @@ impl Sender<'_> {
 
     fn send(&mut self, to: NodeId, frame: Frame) {
         *self.bytes += u64::from(frame.header.payload_bytes);
-        self.frames.push_back(Output::Send { to: to.into(), frame });
+        // An aggregator passes answers on in the order in which they come.
+        let is_prioritized = self.table.is_prioritized() && matches!(to, NodeId::Worker(_));
+        let priority = is_prioritized.then(|| Priority::of(&frame.header));
+        self.frames.push_back(Output::Send { to: to.into(), frame, priority });
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Sending<'a> {
 impl Sending<'_> {
     fn send(&mut self, to: ConnectionId, frame: Frame) {
         *self.bytes += u64::from(frame.header.payload_bytes);
-        self.frames.push_back(Output::Send { to, frame });
+        self.frames.push_back(Output::send(to, frame));
     }
 }
 

@@ -109,6 +109,10 @@ impl Sink for GradientSink<'_> {
     fn repeat(&mut self, frame: &PushFrame<'_>) {
         self.controller.push(frame.now, frame.worker, frame.push.clock, Admit::Duplicate, None, 1);
     }
+
+    fn takes_empty_pushes(&self) -> bool {
+        true
+    }
 }
 
 /// The destination of sums of a clock.

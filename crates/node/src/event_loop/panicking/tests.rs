@@ -33,10 +33,7 @@ impl Role for Fragile {
         if self.accepted == 2 {
             let header = Header { payload_bytes: 64, ..frame(Kind::Control, &Control::Leave).header };
             let frame = Frame { header, body: Body::Stored { buffer: 0, start: 0, len: 64 } };
-            self.outputs.extend([
-                Output::Send { to: you.into(), frame },
-                Output::Log(Level::Info, "the last line".into()),
-            ]);
+            self.outputs.extend([Output::send(you, frame), Output::Log(Level::Info, "the last line".into())]);
         }
         Ok(Welcome { you, incarnation: 0 })
     }

@@ -2,10 +2,11 @@
 
 use super::channel::{CAPACITY, Direction, Letter};
 use crate::transport::carrier::{Ask, Carrier, Flushed, Peer, ReceiveError, Take};
-use crate::transport::queue::{SendQueue, payload_of, refresh, write_in_turns};
+use crate::transport::queue::{is_congested, payload_of, refresh, write_in_turns};
 use crate::transport::stream::{Ahead, Received, check_length, out_of_place};
 use crate::waker::{Doorbell, Watched};
-use paramill_core::role::{Body, Frame, Role};
+use paramill_core::role::{Body, Frame, Priority, Role};
+use paramill_core::send_queue::SendQueue;
 use paramill_core::wire::{Flags, Header, Kind};
 use std::collections::VecDeque;
 use std::io;
@@ -57,8 +58,8 @@ impl Watched for MemoryCarrier {
 }
 
 impl Carrier for MemoryCarrier {
-    fn queue(&mut self, frame: Frame) {
-        self.queue.push_back(frame);
+    fn queue(&mut self, frame: Frame, priority: Option<Priority>) {
+        self.queue.push(frame, priority);
     }
 
     fn flush(&mut self, role: Option<&dyn Role>, _more: bool) -> io::Result<Flushed> {
@@ -69,7 +70,7 @@ impl Carrier for MemoryCarrier {
             }
             let (room, mut bytes) = (outgoing.room()?.min(PUT_BYTES), 0);
             while bytes < room
-                && let Some(frame) = queue.pop_front()
+                && let Some(frame) = queue.pop()
             {
                 let letter = letter(role, frame);
                 bytes += letter.bytes();
@@ -137,7 +138,7 @@ impl Carrier for MemoryCarrier {
     }
 
     fn is_congested(&self) -> bool {
-        self.queue.is_congested(self.peer)
+        is_congested(&self.queue, self.peer)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use super::SharedMemory;
 use crate::transport::carrier::{Ask, Carrier, Flushed, Peer, ReceiveError, Take};
-use crate::transport::queue::{SendQueue, padding, payload_of, refresh, write_in_turns};
+use crate::transport::queue::{is_congested, padding, payload_of, refresh, write_in_turns};
 use crate::transport::stream::{Ahead, Elsewhere, Nowhere, ReceiveBuffer};
 use crate::waker::Watched;
-use paramill_core::role::{Frame, Role};
+use paramill_core::role::{Frame, Priority, Role};
+use paramill_core::send_queue::SendQueue;
 use paramill_core::wire::{DESCRIPTOR_BYTES, Flags, HEADER_BYTES, Header};
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -69,7 +70,7 @@ impl ShmCarrier {
             return Ok(());
         }
         while described.len() < SEND_BYTES
-            && let Some(mut frame) = queue.pop_front()
+            && let Some(mut frame) = queue.pop()
         {
             refresh(role, &mut frame);
             let payload = payload_of(role, &frame);
@@ -102,8 +103,8 @@ impl Watched for ShmCarrier {
 }
 
 impl Carrier for ShmCarrier {
-    fn queue(&mut self, frame: Frame) {
-        self.queue.push_back(frame);
+    fn queue(&mut self, frame: Frame, priority: Option<Priority>) {
+        self.queue.push(frame, priority);
     }
 
     /// Each write wakes a process, which has little to do with a few descriptors.
@@ -166,7 +167,7 @@ impl Carrier for ShmCarrier {
     }
 
     fn is_congested(&self) -> bool {
-        self.queue.is_congested(self.peer)
+        is_congested(&self.queue, self.peer)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Many frames in one write, large payloads straight from where they live.
 
-use crate::transport::queue::{SendQueue, padding, payload_of, refresh};
+use crate::transport::queue::{padding, payload_of, refresh};
 use paramill_core::role::{Body, Role};
+use paramill_core::send_queue::SendQueue;
 use paramill_core::wire::{HEADER_BYTES, padded};
 use std::io::{self, IoSlice, Write};
 
@@ -46,6 +47,9 @@ impl Gatherer {
         let written = self.write_staged(pipe, queue, role)?;
         let sent = self.count_sent(self.first_sent + written, queue, role);
         queue.remove(sent);
+        if self.first_sent > 0 {
+            queue.hold_first();
+        }
         Ok(())
     }
 

@@ -1,8 +1,11 @@
 //! Options of TCP sockets that depend on how the peer is reached.
 
+use crate::rate::{Bucket, Rate};
+use crate::transport::Transport;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// Between processes of one host nothing is ever lost on the way, and an algorithm that paces what it sends (bbr) only
 /// holds it back: loopback carries half as much.
@@ -13,10 +16,16 @@ const CONGESTION_WITHIN_THE_HOST: &str = "reno";
 /// others.
 const BUFFER_WITHIN_THE_HOST: usize = 256 << 10;
 
+/// Bytes that wait in a socket beyond the host without being sent. What waits in a socket cannot be overtaken, and the system
+/// would let megabytes wait.
+const UNSENT_BEYOND_THE_HOST: u32 = 256 << 10;
+
 /// How sockets are set up.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SocketOptions {
     congestion: Option<String>,
+    /// What all sockets of the node send through.
+    bucket: Option<Arc<Bucket>>,
 }
 
 impl SocketOptions {
@@ -33,7 +42,31 @@ impl SocketOptions {
                 io::Error::new(error.kind(), sentence)
             })?;
         }
-        Ok(SocketOptions { congestion: congestion.map(str::to_owned) })
+        Ok(SocketOptions { congestion: congestion.map(str::to_owned), bucket: None })
+    }
+
+    /// At most at this rate over all sockets together. Refused where data does not go over sockets.
+    pub(crate) fn at_rate(
+        self,
+        rate: Option<Rate>,
+        transport: Transport,
+        is_in_memory: bool,
+    ) -> io::Result<SocketOptions> {
+        if let Some(rate) = rate.filter(|_| is_in_memory || !transport.allows(false)) {
+            let why =
+                format!("rate {rate}: memory that is shared moves no bytes that could be held back; use TCP");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Ok(SocketOptions { bucket: rate.map(|rate| Arc::new(Bucket::new(rate))), ..self })
+    }
+
+    /// The same for connections of control: a node that is held back still says that it lives.
+    pub(crate) fn for_control(&self) -> SocketOptions {
+        SocketOptions { bucket: None, ..self.clone() }
+    }
+
+    pub(super) fn bucket(&self) -> Option<&Arc<Bucket>> {
+        self.bucket.as_ref()
     }
 
     /// Sets up a socket that was accepted from `peer`, or that has begun to connect to it.
@@ -43,6 +76,8 @@ impl SocketOptions {
         if is_within_the_host {
             socket.set_send_buffer_size(BUFFER_WITHIN_THE_HOST)?;
             socket.set_recv_buffer_size(BUFFER_WITHIN_THE_HOST)?;
+        } else {
+            socket.set_tcp_notsent_lowat(UNSENT_BEYOND_THE_HOST)?;
         }
         match &self.congestion {
             Some(name) => socket.set_tcp_congestion(name.as_bytes())?,
@@ -98,6 +133,24 @@ mod tests {
     fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
         let error = SocketOptions::new(Some("no-such-thing")).expect_err("unknown").to_string();
         assert!(error.contains("`no-such-thing`") && error.contains("reno"), "{error}");
+    }
+
+    #[test]
+    fn a_rate_is_refused_where_no_bytes_move() {
+        let rate = Some("800Mbit".parse().expect("a rate"));
+        for (transport, is_in_memory, is_taken) in [
+            (Transport::Auto, false, true),
+            (Transport::Tcp, false, true),
+            (Transport::Shm, false, false),
+            (Transport::Auto, true, false),
+        ] {
+            let options = SocketOptions::default().at_rate(rate, transport, is_in_memory);
+            assert_eq!(options.is_ok(), is_taken, "{transport}");
+            if let Ok(options) = options {
+                assert!(options.bucket().is_some() && options.for_control().bucket().is_none());
+            }
+        }
+        assert!(SocketOptions::default().at_rate(None, Transport::Shm, true).is_ok());
     }
 
     #[test]

@@ -152,7 +152,7 @@ fn command(coordinator: &mut Coordinator, now: Time) -> NodeId {
 /// What a peer is told in error frames.
 fn faults(outputs: &[Output], peer: NodeId) -> Vec<Fault> {
     let fault = |output: &Output| match output {
-        Output::Send { to, frame } if *to == peer.into() && frame.header.kind == Kind::Error => {
+        Output::Send { to, frame, .. } if *to == peer.into() && frame.header.kind == Kind::Error => {
             Some(control::decode("error", role_payload(&frame.body)).expect("a fault"))
         }
         _ => None,
@@ -163,7 +163,7 @@ fn faults(outputs: &[Output], peer: NodeId) -> Vec<Fault> {
 /// What a peer is told in control frames.
 fn told(outputs: &[Output], peer: NodeId) -> Vec<Control> {
     let message = |output: &Output| match output {
-        Output::Send { to, frame } if *to == peer.into() && frame.header.kind == Kind::Control => {
+        Output::Send { to, frame, .. } if *to == peer.into() && frame.header.kind == Kind::Control => {
             Some(control::decode("control message", role_payload(&frame.body)).expect("a message"))
         }
         _ => None,

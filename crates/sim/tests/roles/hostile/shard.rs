@@ -239,7 +239,7 @@ fn sent(outputs: &[Output]) -> (Vec<(u32, u32)>, Vec<u64>) {
     let (mut params, mut acknowledged) = (Vec::new(), Vec::new());
     for output in outputs {
         match output {
-            Output::Send { to: ConnectionId::Node(NodeId::Worker(to)), frame }
+            Output::Send { to: ConnectionId::Node(NodeId::Worker(to)), frame, .. }
                 if frame.header.kind == Kind::Params =>
             {
                 params.push((to.0, frame.header.part));

@@ -85,7 +85,7 @@ fn from_server(kind: Kind, request: u64) -> Header {
 /// The requests of the push frames among these outputs, with the server they go to.
 fn pushes(outputs: &[Output]) -> Vec<(ConnectionId, Header)> {
     let push = |output: &Output| match output {
-        Output::Send { to, frame } if frame.header.kind == Kind::Push => Some((*to, frame.header)),
+        Output::Send { to, frame, .. } if frame.header.kind == Kind::Push => Some((*to, frame.header)),
         _ => None,
     };
     outputs.iter().filter_map(push).collect()
@@ -153,7 +153,7 @@ fn half_an_answer_is_an_error() {
     let (now, worker) = (bench.now(), bench.worker_mut(0));
     let ticket = worker.pull(now, ROWS, PullOptions { rows: Some(&[0, 1]), now: false }).unwrap();
     let outputs = drain(worker);
-    let Some(Output::Send { to, frame }) = outputs.first() else { panic!("a pull is sent") };
+    let Some(Output::Send { to, frame, .. }) = outputs.first() else { panic!("a pull is sent") };
     let bytes: Vec<u8> = [1f32, 2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
     let mut header = from_server(Kind::Params, frame.header.request);
     header.flags = Flags::LAST.with(Flags::ROWS);

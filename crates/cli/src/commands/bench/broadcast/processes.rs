@@ -102,7 +102,7 @@ fn seconds(round: &Round) -> f64 {
 }
 
 fn exchange(plan: &Plan, args: &BroadcastArgs, registry: &Registry) -> Result<Exchange> {
-    let tensor = Tensor { name: "model".into(), shape: vec![args.elements] };
+    let tensor = Tensor { name: "model".into(), shape: vec![args.elements], macs: 0 };
     let policy = plan.policy.clone().with(Axis::Optimizer, OPTIMIZER).with(Axis::Codec, PUSH_CODEC);
     let exchange = Exchange {
         model: format!("{} elements", args.elements),
@@ -120,7 +120,8 @@ fn exchange(plan: &Plan, args: &BroadcastArgs, registry: &Registry) -> Result<Ex
         },
         pin: "off".into(),
         policy,
-        endpoints: Endpoints::resolve(args.run_with.as_deref(), &args.host, args.servers)?,
+        endpoints: Endpoints::resolve(args.run_with.as_deref(), &args.host, args.servers, false)?,
+        compute: None,
         timeout: args.timeout.0,
     };
     exchange.check(registry)?;
