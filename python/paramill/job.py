@@ -466,7 +466,11 @@ class Table:
         self.push_pull(gradient, factors=factors)
 
     def sync(self, timeout: Optional[float] = None) -> None:
-        """Waits for everything of this table that is under way. After a time-out it may be called again."""
+        """Waits for everything of this table that is under way. After a time-out it may be called again.
+
+        Under ``ssp``, ``dsps`` and ``pssp`` an update is waited for only when the parameters that are here are older than the model
+        allows. One that fails meanwhile is raised by a later call, or by :meth:`Job.close`.
+        """
         while self._pending:
             self._pending[0].wait(timeout)
 
@@ -558,7 +562,9 @@ class Handle:
         except TimeoutError:
             raise
         except Exception:
-            self._settle()
+            # The error may be that of an earlier update, which the application did not wait for: this one is still under way then.
+            if self._native.is_due():
+                self._settle()
             raise
         self._settle()
         if self._bring is not None:

@@ -98,6 +98,7 @@ fn trained(job: &[&str], sync: &str) -> Value {
         "bytes_pushed",
         "bytes_pulled",
         "bytes_relayed",
+        "reads",
         "dprs",
         "max_staleness",
     ] {

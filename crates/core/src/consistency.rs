@@ -17,6 +17,7 @@
 
 mod asp;
 mod bsp;
+mod cache;
 mod controller;
 mod drop;
 mod dsps;
@@ -121,9 +122,13 @@ pub trait Consistency: Send + Debug {
         ClientSync::AllBlocks
     }
 
-    /// A worker's question: what to do with a gradient that the application wants to have followed by parameters.
-    fn after_client_update(&self, _update: &ClientUpdate) -> Ask {
-        Ask::PushAndPull
+    /// A worker's question: what to do with a gradient that the application wants to have followed by parameters. Where the
+    /// worker's copy is a cache, one pull at a time is under way, and another is asked for when the copy will not do.
+    fn after_client_update(&self, update: &ClientUpdate) -> Ask {
+        match &update.copy {
+            Some(copy) if copy.is_asked && copy.lacks <= copy.bound => Ask::Push,
+            _ => Ask::PushAndPull,
+        }
     }
 
     /// A worker's question: whether it takes a block of parameters that a server sent after a pull condition held. What is
@@ -233,6 +238,12 @@ pub enum ClientSync {
     AllBlocks,
     /// Some of them.
     Partial(PartialPull),
+    /// None, as long as the copy that is here lacks no more rounds than this. Where it does, an answer to a pull that says how far
+    /// the worker is: servers know what else the model allows.
+    Cached {
+        /// The most rounds that the copy may lack.
+        bound: u64,
+    },
 }
 
 /// An application's update as a model sees it.
@@ -242,6 +253,19 @@ pub struct ClientUpdate {
     pub clock: Clock,
     /// Iterations that were completed when parameters were last asked for.
     pub pulled: Clock,
+    /// The worker's copy, where it is a cache.
+    pub copy: Option<CopyView>,
+}
+
+/// A worker's copy of a table, as to its age.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyView {
+    /// Rounds that it lacks for the next iteration.
+    pub lacks: u64,
+    /// The most that it may lack.
+    pub bound: u64,
+    /// A pull that will replace it is under way.
+    pub is_asked: bool,
 }
 
 /// Requests that follow an application's update.
@@ -356,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_worker_waits_for_everything_and_takes_everything_but_under_partial_pulling() {
-        let update = ClientUpdate { clock: 5, pulled: 2 };
+        let update = ClientUpdate { clock: 5, pulled: 2, copy: None };
         let old = ServerPush { clock: 5, version: 4 };
         for entry in axis().entries() {
             let model = model(entry.example);
@@ -367,6 +391,36 @@ mod tests {
         }
         assert!(model("psp:c=2,b=0.5").after_server_push(&ServerPush { version: 5, ..old }));
         assert!(model("psp:c=2,b=1").after_server_push(&old), "with all blocks nothing is dropped");
+    }
+
+    /// MPS's code for SSP, as questions.
+    #[test]
+    fn a_copy_is_used_within_the_bound_and_one_pull_at_a_time_is_under_way() {
+        let bound = |text: &str| match model(text).client_sync() {
+            ClientSync::Cached { bound } => Some(bound),
+            ClientSync::AllBlocks | ClientSync::Partial(_) => None,
+        };
+        for (text, expected) in [
+            ("ssp:s=3", Some(3)),
+            ("ssp:s=3,cache=on", Some(3)),
+            ("ssp:s=3,cache=off", None),
+            ("dsps:min=2,max=8", Some(2)),
+            ("dsps:min=2,max=8,cache=off", None),
+            ("pssp:s=3,c=0.5", Some(3)),
+            ("pssp:s=3,c=0.5,cache=off", None),
+            ("bsp", None),
+            ("asp", None),
+            ("when:pull=gap < 3", None),
+        ] {
+            assert_eq!(bound(text), expected, "{text}");
+        }
+        let ask = |lacks, is_asked| {
+            let copy = Some(CopyView { lacks, bound: 3, is_asked });
+            model("ssp:s=3").after_client_update(&ClientUpdate { clock: 5, pulled: 2, copy })
+        };
+        assert_eq!([ask(1, false), ask(3, false)], [Ask::PushAndPull; 2], "nothing is under way");
+        assert_eq!([ask(1, true), ask(3, true)], [Ask::Push; 2], "the application goes on meanwhile");
+        assert_eq!(ask(4, true), Ask::PushAndPull, "it has to wait, for a pull that says how far it is");
     }
 
     #[test]

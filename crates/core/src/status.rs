@@ -20,12 +20,54 @@ pub struct WorkerReport {
     pub bytes_relayed: u64,
     /// The last version that it has of everything that is broadcast; `None` before the first.
     pub version: Option<Clock>,
+    /// How it got the parameters that it computed on.
+    pub reads: ReadsReport,
     /// The worker's wait as a sentence, if it waits.
     pub waiting: Option<String>,
     /// The links that it pushes over, where a codec's threshold follows them.
     pub links: Option<LinksReport>,
     /// How long its application waited, and for whom.
     pub waited: Waited,
+}
+
+/// How a worker got the parameters that it computed on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReadsReport {
+    /// Iterations that began without a wait, on the copy that was here.
+    pub at_once: u64,
+    /// Iterations that began after a wait for parameters.
+    pub after_wait: u64,
+    /// Pulls that were asked for.
+    pub pulls: u64,
+    /// Seconds that the application waited for parameters.
+    pub waited_s: f64,
+    /// The most rounds that parameters lacked when they were used.
+    pub max_staleness: u64,
+}
+
+impl ReadsReport {
+    /// Those of two workers together.
+    pub fn beside(self, other: ReadsReport) -> ReadsReport {
+        ReadsReport {
+            at_once: self.at_once + other.at_once,
+            after_wait: self.after_wait + other.after_wait,
+            pulls: self.pulls + other.pulls,
+            waited_s: self.waited_s + other.waited_s,
+            max_staleness: self.max_staleness.max(other.max_staleness),
+        }
+    }
+}
+
+/// A line for people.
+impl fmt::Display for ReadsReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReadsReport { at_once, after_wait, pulls, waited_s, max_staleness } = self;
+        write!(
+            f,
+            "{at_once} began at once and {after_wait} after a wait, {waited_s:.1} s in all; {pulls} pulls; parameters lacked at most \
+             {max_staleness} rounds"
+        )
+    }
 }
 
 /// Whether the links over which a node sends carry what a codec needs (`dvf:low=...,up=...`).

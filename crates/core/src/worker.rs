@@ -11,6 +11,7 @@
 mod allocation;
 mod answers;
 mod barriers;
+mod copies;
 mod encoding;
 mod error;
 mod gradient;
@@ -27,6 +28,7 @@ mod rulings;
 mod scheduler;
 mod session;
 mod slab;
+mod staged_updates;
 mod staging;
 mod streams;
 mod submission;
@@ -142,6 +144,11 @@ impl Worker {
     /// Gradients refused here for NaN or Inf.
     pub fn nonfinite(&self) -> u64 {
         self.traffic.tables().iter().map(LocalTable::nonfinite_seen).sum()
+    }
+
+    /// The version of the oldest part of a dense table's parameters.
+    pub fn version(&self, table: TableId) -> Option<Clock> {
+        self.traffic.tables().get(table).and_then(LocalTable::version)
     }
 
     /// The table's parameters as last pulled; empty for a sparse table, and while they are lent.
@@ -433,11 +440,20 @@ impl Worker {
             .traffic
             .tickets_mut()
             .open(Pending::new(TicketKind::Barrier(name.to_owned()), now).expecting(0, 1));
-        let number = self.barriers.arrive(name, ticket);
-        if let Some(number) = number.filter(|_| self.session.coordinator().is_up()) {
-            self.session.tell_coordinator(&Control::Barrier { name: name.to_owned(), number });
-        }
+        self.barriers.arrive(name, ticket);
+        self.say_barriers();
         Ok(ticket)
+    }
+
+    /// Tells the coordinator of barriers that this worker has come to. What its application believes to be done is with the servers
+    /// by then: others read there what came before the barrier.
+    fn say_barriers(&mut self) {
+        if !self.barriers.has_untold() || !self.session.coordinator().is_up() || self.traffic.has_unsaved() {
+            return;
+        }
+        for (number, name) in self.barriers.take_untold() {
+            self.session.tell_coordinator(&Control::Barrier { name, number });
+        }
     }
 
     /// Asks the coordinator how the job stands.
@@ -509,15 +525,27 @@ impl Worker {
         self.traffic.outcome(&self.session, ticket)
     }
 
+    /// [`Worker::outcome`] for an application that goes on if it is due. What it reads does not change until its next push, and what
+    /// is under way for a cache goes on without it: should that fail, this says so
+    /// once of the next ticket of the table, which may then be waited for again, or of that of `leave`.
+    pub fn conclude(&mut self, now: Time, ticket: Ticket) -> Option<Result<(), WorkerError>> {
+        self.traffic.conclude(&self.session, now, ticket)
+    }
+
     /// A thread of the application begins to wait for a ticket; [`Worker::end_wait`] comes when it waits no more, before the ticket is
     /// redeemed. The time in between is in the worker's report, with those who were waited for.
     pub fn begin_wait(&mut self, now: Time, ticket: Ticket) {
-        self.traffic.tickets_mut().begin_wait(now, ticket);
+        let is_open = self.outcome(ticket).is_none();
+        let tickets = self.traffic.tickets_mut();
+        tickets.begin_wait(now, ticket);
+        tickets.get_mut(ticket).filter(|_| is_open).into_iter().for_each(|pending| pending.begin_wait(now));
     }
 
     /// Ends what [`Worker::begin_wait`] began, whether the ticket is due or not.
     pub fn end_wait(&mut self, now: Time, ticket: Ticket) {
-        self.traffic.tickets_mut().end_wait(now);
+        let tickets = self.traffic.tickets_mut();
+        tickets.end_wait(now);
+        tickets.get_mut(ticket).into_iter().for_each(|pending| pending.stop_wait(now));
         self.charge(ticket);
         let pending = self.traffic.tickets().get(ticket);
         if pending.is_some_and(|pending| matches!(pending.kind(), TicketKind::Barrier(_))) {
@@ -717,9 +745,8 @@ impl Worker {
         if declares && self.traffic.tickets().start().is_some() && self.session.plan().is_none() {
             self.send_declaration();
         }
-        for (number, name) in self.barriers.unreached() {
-            self.session.tell_coordinator(&Control::Barrier { name, number });
-        }
+        self.barriers.tell_again();
+        self.say_barriers();
         if self.traffic.tickets().wants_policies() {
             self.session.tell_coordinator(&Control::PoliciesQuery);
         }
@@ -804,7 +831,10 @@ impl Role for Worker {
             _ => {}
         }
         match (connection.shard(), header.kind) {
-            (Some(shard), _) => self.handle_shard_frame(now, shard, header, payload),
+            (Some(shard), _) => {
+                self.handle_shard_frame(now, shard, header, payload);
+                self.say_barriers();
+            }
             (None, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),
                 Err(error) => {
@@ -834,6 +864,7 @@ impl Role for Worker {
     fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {
         if let Some(shard) = connection.shard() {
             self.traffic.take_params(&mut self.session, now, shard, header, Payload::InPlace);
+            self.say_barriers();
         }
     }
 
@@ -844,7 +875,8 @@ impl Role for Worker {
         self.traffic.handle_timeout(&mut self.session, now);
         self.session.handle_timeout(now);
         if self.session.coordinator().is_up() && self.traffic.report_due() <= now {
-            let waiting = self.traffic.tickets().oldest_open().map(|ticket| self.explain(now, ticket));
+            let awaited = self.traffic.oldest_awaited(&self.session);
+            let waiting = awaited.map(|ticket| self.explain(now, ticket));
             let report = self.traffic.take_report(now, waiting);
             self.session.tell_coordinator(&Control::WorkerReport(report));
         }

@@ -181,6 +181,58 @@ fn a_slab_of_another_job_is_refused_and_both_jobs_go_on() {
     stop(two);
 }
 
+/// Every element counts the pushes of one worker: what an iteration is computed on shows how old it is.
+#[test]
+fn workers_compute_within_the_bound_with_a_cache_and_without_and_a_barrier_comes_after_their_pushes() {
+    const WORKERS: usize = 3;
+    const ITERATIONS: usize = 60;
+    const BOUND: usize = 2;
+    for (sync, is_cached) in [("ssp:s=2", true), ("ssp:s=2,cache=off", false)] {
+        let mut job = config(WORKERS as u32, 2, sync);
+        job.policy.set(Axis::Reduce, "sum").unwrap();
+        let servers = start_servers(&job);
+        let work = |rank: usize| {
+            let (job, table) = join(&servers, rank as u32, TIMEOUT);
+            job.start().unwrap();
+            let gradient: Vec<f32> =
+                (0..ELEMENTS).map(|element| if element % WORKERS == rank { -1.0 } else { 0.0 }).collect();
+            for iteration in 0..ITERATIONS {
+                table.sync().unwrap();
+                let values = table.values().unwrap();
+                let oldest = values.iter().fold(f32::INFINITY, |oldest, value| oldest.min(*value)) - 1.0;
+                assert!(oldest as usize + BOUND >= iteration, "{sync}: {oldest} in iteration {iteration}");
+                // Transient stragglers, each in its turn.
+                if iteration % 9 == 3 * rank {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                table.update(&gradient).unwrap();
+                job.clock();
+            }
+            let reads = job.report().reads;
+            assert_eq!(reads.at_once + reads.after_wait, ITERATIONS as u64 - 1, "{sync}: {reads:?}");
+            assert!(reads.max_staleness <= BOUND as u64, "{sync}: {reads:?}");
+            job.barrier("end").unwrap();
+            let all = table.pull_now().unwrap().wait().unwrap();
+            assert!(all.iter().all(|value| *value == 1.0 + ITERATIONS as f32), "{sync}: a push is missing");
+            job.close().unwrap();
+            reads.at_once
+        };
+        let at_once: u64 = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..WORKERS)
+                .map(|rank| {
+                    scope.spawn({
+                        let work = &work;
+                        move || work(rank)
+                    })
+                })
+                .collect();
+            workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+        });
+        assert!(!is_cached || at_once > 0, "nobody used a copy");
+        stop(servers);
+    }
+}
+
 /// The second worker pushes when the first one waits on all servers, and so is waited for in every round.
 #[test]
 fn the_status_names_the_worker_that_others_wait_for() {

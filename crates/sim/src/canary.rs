@@ -1,8 +1,12 @@
 //! Planted bugs. A swarm that does not find them would not find real ones either.
 
+use paramill_core::consistency::{ClientSync, Consistency, Decision, PullView, SyncState};
 use paramill_core::landing::{Destination, Landing};
+use paramill_core::prng::Prng;
+use paramill_core::registry::{Entry, Registry};
 use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::server::Shard;
+use paramill_core::spec::{Spec, SpecError};
 use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome, ack};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,11 +32,13 @@ pub enum Canary {
     Outdated,
     /// An application reads what is received before all of it is here. Found by comparing what it reads.
     Reused,
+    /// A worker computes on a copy that is one round older than its model allows. Found by the age of what it computes on.
+    Outlived,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Canary; 8] = [
+    pub const ALL: [Canary; 9] = [
         Canary::Forgetful,
         Canary::Hasty,
         Canary::Absent,
@@ -41,11 +47,50 @@ impl Canary {
         Canary::Early,
         Canary::Outdated,
         Canary::Reused,
+        Canary::Outlived,
     ];
 
     /// Whether it is a bug of shards; else it is one of workers.
     pub fn is_of_shards(self) -> bool {
-        self != Canary::Reused
+        !matches!(self, Canary::Reused | Canary::Outlived)
+    }
+
+    /// The components as workers with this bug know them.
+    pub fn workers_registry(self) -> Registry {
+        let mut registry = Registry::builtin();
+        if self == Canary::Outlived {
+            for name in ["ssp", "dsps", "pssp"] {
+                let &Entry { name, about, params, example, .. } =
+                    registry.consistency.entry(name).expect("it is a model");
+                registry.consistency.register(Entry { name, about, params, example, build: build_lax });
+            }
+        }
+        registry
+    }
+}
+
+/// A model whose bound for copies is one round too high.
+#[derive(Debug)]
+struct Lax(Box<dyn Consistency>);
+
+fn build_lax(spec: &Spec) -> Result<Box<dyn Consistency>, SpecError> {
+    Ok(Box::new(Lax(Registry::builtin().consistency.build(spec)?)))
+}
+
+impl Consistency for Lax {
+    fn pull(&self, state: &SyncState, pull: &PullView, rng: &mut Prng) -> Decision {
+        self.0.pull(state, pull, rng)
+    }
+
+    fn client_sync(&self) -> ClientSync {
+        match self.0.client_sync() {
+            ClientSync::Cached { bound } => ClientSync::Cached { bound: bound + 1 },
+            other => other,
+        }
+    }
+
+    fn version_needed(&self, clock: Clock) -> Option<Clock> {
+        self.0.version_needed(clock)
     }
 }
 

@@ -429,7 +429,10 @@ impl Builder {
             watches_memory: play.watches_memory,
             canary: play.canary,
         };
-        let player = Player::new(now, Worker::new(now, config, self.registry.clone()), program);
+        let broken = play.canary.filter(|canary| !canary.is_of_shards());
+        let registry = broken.map(|canary| Arc::new(canary.workers_registry()));
+        let registry = registry.unwrap_or_else(|| self.registry.clone());
+        let player = Player::new(now, Worker::new(now, config, registry), program);
         Actor::Worker(Box::new(player))
     }
 }

@@ -296,6 +296,11 @@ impl Player {
         Progress { clock: self.clock(), state: std::mem::discriminant(&self.state), open }
     }
 
+    /// The iteration that it computes.
+    pub(crate) fn computing(&self) -> Option<Clock> {
+        matches!(self.state, State::Computing { .. }).then(|| self.clock())
+    }
+
     /// When the computation at hand is over.
     pub(crate) fn computes_until(&self) -> Option<Time> {
         match self.state {
@@ -744,14 +749,14 @@ fn declare_and_start(now: Time, worker: &mut Worker, program: &Program) -> Resul
     worker.start(now)
 }
 
-/// [`Worker::outcome`]. Until there is one the application waits.
+/// [`Worker::conclude`]. Until there is an outcome the application waits.
 fn outcome(
     worker: &mut Worker,
     waits_for: &mut Option<Ticket>,
     now: Time,
     ticket: Ticket,
 ) -> Option<Result<(), WorkerError>> {
-    let outcome = worker.outcome(ticket);
+    let outcome = worker.conclude(now, ticket);
     if outcome.is_none() && *waits_for != Some(ticket) {
         worker.begin_wait(now, ticket);
         *waits_for = Some(ticket);

@@ -6,6 +6,7 @@ use crate::scenario::{Scenario, ScenarioError};
 use crate::stall::{StallWatch, who_waits};
 use crate::world::Violation;
 use paramill_core::consistency::SyncStats;
+use paramill_core::status::ReadsReport;
 use paramill_core::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::waits::Waited;
 use serde::Serialize;
@@ -36,6 +37,8 @@ pub struct Report {
     pub sync: SyncStats,
     /// Rounds that an answer lacked on average.
     pub mean_staleness: f64,
+    /// How all workers together got the parameters that they computed on.
+    pub reads: ReadsReport,
     /// How busy the servers' links were while the job ran.
     pub links: Vec<LinkOutcome>,
     /// How hosts hang together, with every rate.
@@ -76,6 +79,8 @@ pub struct WorkerOutcome {
     pub computed_s: f64,
     /// Time spent waiting for parameters.
     pub waited_s: f64,
+    /// How it got the parameters that it computed on.
+    pub reads: ReadsReport,
     /// What it was doing when the run ended, or why it failed.
     pub doing: String,
 }
@@ -182,11 +187,16 @@ impl Report {
                     finished_s: player.times().finished.map(Time::as_secs_f64),
                     computed_s: player.times().computed.as_secs_f64(),
                     waited_s: player.times().waited.as_secs_f64(),
+                    reads: player.worker().report().reads,
                     doing: player.doing(now),
                 })
                 .collect(),
             waited: Waited::sum(&waited),
             mean_staleness: sync.mean_staleness(),
+            reads: players
+                .iter()
+                .map(|(_, player)| player.worker().report().reads)
+                .fold(ReadsReport::default(), ReadsReport::beside),
             sync,
             links: (0..scenario.servers).map(ServerId).map(link).collect(),
             network: cluster.hosts().describe(&scenario.network),

@@ -84,7 +84,8 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 11] = [
+pub const EVENTS: [&str; 12] = [
+    "cache",
     "join",
     "landing",
     "layerwise",
@@ -197,7 +198,9 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     let late = |worker: &WorkerId| worker.0 >= drawn.scenario.workers;
     let has_joined = cluster.worker_ids().filter(late).any(|worker| takes_part(&worker));
     let has_rows = drawn.scenario.tables.iter().any(|table| table.rows);
+    let is_at_once = |worker: WorkerId| cluster.player(worker).worker().report().reads.at_once > 0;
     let happened = [
+        ("cache", cluster.worker_ids().any(is_at_once)),
         ("join", has_joined),
         ("landing", counts.landings > 0),
         ("layerwise", drawn.scenario.compute.send == SendMode::Layerwise),
@@ -373,6 +376,7 @@ mod tests {
             (Canary::Early, "an acknowledged push was lost"),
             (Canary::Outdated, "the payload was made by another codec"),
             (Canary::Reused, "changed while"),
+            (Canary::Outlived, "computes iteration"),
         ] {
             // A bug may be seen by its consequences first; the promise that it breaks is broken soon.
             let is_it = |seed| match run_seed(seed, Some(canary)).outcome {

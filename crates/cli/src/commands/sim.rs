@@ -197,6 +197,7 @@ fn print(report: &Report, output: &Output) -> Result<(), Failure> {
         report.mean_staleness,
         report.sync.max_staleness
     ))?;
+    output.text(format!("{}", report.reads))?;
     let mut workers = Table::new([
         ("worker", Align::Right),
         ("iterations", Align::Right),

@@ -94,10 +94,13 @@ fn workers(workers: &[WorkerStatus]) -> Table {
         ("silent, s", Align::Right),
         ("pushed", Align::Right),
         ("pulled", Align::Right),
+        ("at once", Align::Right),
+        ("waited, s", Align::Right),
+        ("stale", Align::Right),
         ("waits for", Align::Left),
     ]);
     for worker in workers {
-        let report = &worker.report;
+        let (report, reads) = (&worker.report, &worker.report.reads);
         table.row([
             worker.worker.0.to_string(),
             state(worker),
@@ -105,6 +108,9 @@ fn workers(workers: &[WorkerStatus]) -> Table {
             format!("{:.1}", worker.silent_seconds),
             bytes(report.bytes_pushed),
             bytes(report.bytes_pulled),
+            format!("{} of {}", reads.at_once, reads.at_once + reads.after_wait),
+            format!("{:.1}", reads.waited_s),
+            reads.max_staleness.to_string(),
             match worker.state {
                 MemberState::Running | MemberState::Joining => report.waiting.clone().unwrap_or_default(),
                 MemberState::Left | MemberState::Dead => String::new(),

@@ -6,6 +6,7 @@ use crate::plan::JobPlan;
 use crate::plot::{Body, Chart, Line};
 use anyhow::{Context, Result};
 use paramill_core::policy::{Axis, Policy};
+use paramill_core::status::ReadsReport;
 use paramill_core::waits::Waited;
 use serde::Serialize;
 
@@ -36,6 +37,8 @@ pub(crate) struct TrainReport {
     pub(crate) bytes_pulled: u64,
     /// Of these, the bytes that other workers passed on.
     pub(crate) bytes_relayed: u64,
+    /// How all workers together got the parameters that they computed on.
+    pub(crate) reads: ReadsReport,
     pub(crate) pulls: u64,
     /// Delayed pull requests, of all tables on all servers.
     pub(crate) dprs: u64,
@@ -101,6 +104,7 @@ impl TrainReport {
             bytes_pushed: work.bytes_pushed,
             bytes_pulled: work.bytes_pulled,
             bytes_relayed: work.bytes_relayed,
+            reads: work.reads,
             pulls: end.sync.pulls,
             dprs: end.sync.dprs,
             max_staleness: end.sync.max_staleness,
@@ -144,6 +148,7 @@ impl TrainReport {
             "bytes",
             format!("{} pushed, {} pulled{relayed}", bytes(self.bytes_pushed), bytes(self.bytes_pulled)),
         );
+        row("iterations", self.reads.to_string());
         // Where everything is broadcast, nobody pulls.
         if self.pulls > 0 || !self.policy.is_broadcast() {
             row("staleness", self.staleness_text());

@@ -48,9 +48,12 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paramill_core::status::ReadsReport;
 
     fn work(steps: u64, seconds: f64) -> Work {
-        Work { steps, seconds, bytes_pushed: 10 * steps, bytes_pulled: steps, bytes_relayed: 2 * steps }
+        let bytes_relayed = 2 * steps;
+        let reads = ReadsReport { at_once: steps, ..ReadsReport::default() };
+        Work { steps, seconds, bytes_pushed: 10 * steps, bytes_pulled: steps, bytes_relayed, reads }
     }
 
     #[test]
@@ -64,7 +67,7 @@ mod tests {
         assert_eq!(tally.hear(5, at(7.0), 1.0, work(0, 0.0)), 6.0);
         let total = tally.total();
         assert_eq!((total.steps, total.bytes_pushed, total.bytes_pulled), (30, 300, 30));
-        assert_eq!(total.bytes_relayed, 60);
+        assert_eq!((total.bytes_relayed, total.reads.at_once), (60, 30));
         assert_eq!(total.seconds, 6.0);
     }
 

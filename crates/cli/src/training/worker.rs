@@ -8,7 +8,7 @@ use local::LocalTraining;
 use paramill_core::codec::Factors;
 use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
-use paramill_core::status::{MemberState, Status};
+use paramill_core::status::{MemberState, ReadsReport, Status};
 use paramill_core::types::WorkerId;
 use paramill_core::waits::Waited;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
@@ -35,6 +35,8 @@ pub(crate) struct Work {
     pub(crate) bytes_pushed: u64,
     pub(crate) bytes_pulled: u64,
     pub(crate) bytes_relayed: u64,
+    /// How it got the parameters that it computed on.
+    pub(crate) reads: ReadsReport,
 }
 
 impl Work {
@@ -46,6 +48,7 @@ impl Work {
             bytes_pushed: self.bytes_pushed + other.bytes_pushed,
             bytes_pulled: self.bytes_pulled + other.bytes_pulled,
             bytes_relayed: self.bytes_relayed + other.bytes_relayed,
+            reads: self.reads.beside(other.reads),
         }
     }
 }
@@ -128,6 +131,7 @@ pub(crate) fn run(
             bytes_pushed: report.bytes_pushed,
             bytes_pulled: report.bytes_pulled,
             bytes_relayed: report.bytes_relayed,
+            reads: report.reads,
         }
     };
     let (mut steps, mut gradients) = (0, vec![Vec::new(); tables.len()]);

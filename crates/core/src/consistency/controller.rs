@@ -765,7 +765,7 @@ impl Controller {
     fn answered(&mut self, now: Time, worker: WorkerId, progress: i64) -> u64 {
         let staleness = self.state.staleness(progress);
         self.stats.answer(staleness);
-        self.state.answered(now, worker);
+        self.state.answered(now, worker, progress);
         staleness
     }
 }

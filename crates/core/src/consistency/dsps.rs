@@ -1,6 +1,7 @@
 //! DSPS: SSP whose threshold follows the workers' speeds.
 
-use super::{Consistency, Decision, PullView, SyncState, ssp};
+use super::cache::Cache;
+use super::{ClientSync, Consistency, Decision, PullView, SyncState, ssp};
 use crate::prng::Prng;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
@@ -21,6 +22,7 @@ pub(super) const ENTRY: Entry<dyn Consistency> = Entry {
             default: Some("8"),
             about: "`s` when the slowest has come to a halt; `min` to 1000000.",
         },
+        Cache::PARAM,
     ],
     example: "dsps:min=1,max=8",
     build,
@@ -33,6 +35,8 @@ struct Config {
     min: u64,
     #[serde(default = "default_max")]
     max: u64,
+    #[serde(default)]
+    cache: Cache,
 }
 
 fn default_min() -> u64 {
@@ -48,14 +52,15 @@ struct Dsps {
     min: u64,
     max: u64,
     s: u64,
+    cache: Cache,
     condition: Arc<str>,
 }
 
 fn build(spec: &Spec) -> Result<Box<dyn Consistency>, SpecError> {
-    let Config { min, max } = spec.config()?;
+    let Config { min, max, cache } = spec.config()?;
     ssp::check_staleness(spec, "max", max)?;
     spec.require(min <= max, || format!("min = {min}: expected at most max = {max}"))?;
-    Ok(Box::new(Dsps { min, max, s: min, condition: ssp::condition(min) }))
+    Ok(Box::new(Dsps { min, max, s: min, cache, condition: ssp::condition(min) }))
 }
 
 impl Consistency for Dsps {
@@ -65,6 +70,11 @@ impl Consistency for Dsps {
 
     fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {
         Some(self.s)
+    }
+
+    /// Servers never allow less than `min`, and a worker does not know what they allow at the moment.
+    fn client_sync(&self) -> ClientSync {
+        self.cache.client_sync(self.min)
     }
 
     /// The share of its time that the fastest worker would wait in lockstep is what slack can win back, so `s` goes from `min` to
@@ -89,7 +99,7 @@ mod tests {
         let mut model = SyncPolicy::parse(&axis(), text).unwrap().model;
         let mut state = SyncState::at(0, &vec![-1; intervals_s.len()]);
         for (rank, &interval_s) in intervals_s.iter().enumerate() {
-            state.answered(Time::ZERO, WorkerId(rank as u32));
+            state.answered(Time::ZERO, WorkerId(rank as u32), -1);
             state.pushed(Time::from_secs_f64(interval_s), WorkerId(rank as u32), 0, None);
         }
         state.measure();

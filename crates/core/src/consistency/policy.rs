@@ -58,6 +58,10 @@ impl SyncPolicy {
         };
         let overlap = spec.take_parsed("overlap", "true or false")?.unwrap_or(true);
         let model = axis.build(&spec)?;
+        if !overlap && spec.params.iter().any(|(name, value)| name == "cache" && value == "on") {
+            let why = "`cache=on` has no effect with `overlap=false`, where every iteration waits for a barrier: leave one out";
+            return Err(spec.parameter_error(why));
+        }
         if exec == Exec::Soft {
             spec.params.push(("exec".into(), "soft".into()));
         }
@@ -71,7 +75,16 @@ impl SyncPolicy {
     pub fn partial_pull(&self) -> Option<PartialPull> {
         match self.model.client_sync() {
             ClientSync::Partial(partial) if partial.leaves_blocks_out() => Some(partial),
-            ClientSync::Partial(_) | ClientSync::AllBlocks => None,
+            ClientSync::Partial(_) | ClientSync::AllBlocks | ClientSync::Cached { .. } => None,
+        }
+    }
+
+    /// The most rounds that a worker's copy may lack where the model uses it as a cache. A barrier in every iteration leaves nothing
+    /// for one to do.
+    pub fn cache_bound(&self) -> Option<u64> {
+        match self.model.client_sync() {
+            ClientSync::Cached { bound } if self.overlap => Some(bound),
+            ClientSync::Cached { .. } | ClientSync::AllBlocks | ClientSync::Partial(_) => None,
         }
     }
 }
@@ -126,6 +139,9 @@ mod tests {
             ),
             ("bsp:exec=eager", "bsp: `exec=eager`: expected lazy or soft"),
             ("bsp:overlap=no", "bsp: `overlap=no`: expected true or false"),
+            ("ssp:s=3,cache=yes", "unknown variant `yes`, expected `on` or `off`"),
+            ("ssp:s=3,cache=on,overlap=false", "ssp: `cache=on` has no effect with `overlap=false`"),
+            ("bsp:cache=on", "unknown field `cache`"),
             ("bsp:s=3", "unknown field `s`"),
             ("progress <", "when: in the pull condition `progress <`, at character 11: expected a number"),
             ("progress < v", "unknown name `v`; known: v_train, n, count"),

@@ -1,6 +1,7 @@
 //! Probabilistic SSP: a worker that is too far ahead waits only with some probability.
 
-use super::{Consistency, Decision, PullView, SyncState, ssp};
+use super::cache::Cache;
+use super::{ClientSync, Consistency, Decision, PullView, SyncState, ssp};
 use crate::prng::Prng;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
@@ -22,6 +23,7 @@ pub(super) const ENTRY: Entry<dyn Consistency> = Entry {
             default: None,
             about: "Scale of the probability alpha / (1 + e^(s - lead)): 0 to 2, or `significance` for |g|/|w| of the puller's last push. Give exactly one of c and alpha.",
         },
+        Cache::PARAM,
     ],
     example: "pssp:s=3,c=0.5",
     build,
@@ -33,12 +35,15 @@ struct Config {
     s: u64,
     c: Option<f64>,
     alpha: Option<String>,
+    #[serde(default)]
+    cache: Cache,
 }
 
 #[derive(Debug)]
 struct Pssp {
     s: u64,
     chance: Chance,
+    cache: Cache,
     condition: Arc<str>,
 }
 
@@ -50,7 +55,7 @@ enum Chance {
 }
 
 fn build(spec: &Spec) -> Result<Box<dyn Consistency>, SpecError> {
-    let Config { s, c, alpha } = spec.config()?;
+    let Config { s, c, alpha, cache } = spec.config()?;
     ssp::check_staleness(spec, "s", s)?;
     let chance = match (c, alpha.as_deref()) {
         (Some(c), None) => {
@@ -75,7 +80,7 @@ fn build(spec: &Spec) -> Result<Box<dyn Consistency>, SpecError> {
             format!("progress < v_train + {s} || rand() >= significance / (1 + exp({s} - gap))")
         }
     };
-    Ok(Box::new(Pssp { s, chance, condition: condition.into() }))
+    Ok(Box::new(Pssp { s, chance, cache, condition: condition.into() }))
 }
 
 impl Pssp {
@@ -97,6 +102,11 @@ impl Consistency for Pssp {
         // `rand >= P` and not `>`: with rand in [0, 1), P = 0 never waits and P = 1 always does.
         let answer = gap < self.s as i64 || rng.uniform() >= self.probability(gap, pull.significance);
         Decision::when(answer, &self.condition)
+    }
+
+    /// Beyond `s` chance decides, and servers draw it.
+    fn client_sync(&self) -> ClientSync {
+        self.cache.client_sync(self.s)
     }
 
     fn wants_significance(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Stale synchronous parallel: nobody is more than `s` rounds ahead of the slowest.
 
-use super::{Consistency, Decision, MAX_STALENESS, PullView, SyncState};
+use super::cache::Cache;
+use super::{ClientSync, Consistency, Decision, MAX_STALENESS, PullView, SyncState};
 use crate::prng::Prng;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
@@ -11,11 +12,14 @@ use std::sync::Arc;
 pub(super) const ENTRY: Entry<dyn Consistency> = Entry {
     name: "ssp",
     about: "Stale synchronous: a pull waits when the puller is `s` rounds or more ahead of the slowest worker.",
-    params: &[Param {
-        name: "s",
-        default: None,
-        about: "Rounds that an answer may lack; 0 to 1000000. 0 waits like bsp.",
-    }],
+    params: &[
+        Param {
+            name: "s",
+            default: None,
+            about: "Rounds that an answer may lack; 0 to 1000000. 0 waits like bsp.",
+        },
+        Cache::PARAM,
+    ],
     example: "ssp:s=3",
     build,
 };
@@ -24,18 +28,21 @@ pub(super) const ENTRY: Entry<dyn Consistency> = Entry {
 #[serde(deny_unknown_fields)]
 struct Config {
     s: u64,
+    #[serde(default)]
+    cache: Cache,
 }
 
 #[derive(Debug)]
 struct Ssp {
     s: u64,
+    cache: Cache,
     condition: Arc<str>,
 }
 
 fn build(spec: &Spec) -> Result<Box<dyn Consistency>, SpecError> {
-    let Config { s } = spec.config()?;
+    let Config { s, cache } = spec.config()?;
     check_staleness(spec, "s", s)?;
-    Ok(Box::new(Ssp { s, condition: condition(s) }))
+    Ok(Box::new(Ssp { s, cache, condition: condition(s) }))
 }
 
 /// The condition that SSP and its descendants share.
@@ -55,6 +62,10 @@ impl Consistency for Ssp {
 
     fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {
         Some(self.s)
+    }
+
+    fn client_sync(&self) -> ClientSync {
+        self.cache.client_sync(self.s)
     }
 
     fn version_needed(&self, clock: Clock) -> Option<Clock> {

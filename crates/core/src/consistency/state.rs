@@ -301,9 +301,9 @@ impl SyncState {
         }
     }
 
-    /// A pull was answered.
-    pub(super) fn answered(&mut self, now: Time, worker: WorkerId) {
-        if let Some(state) = self.worker_mut(worker) {
+    /// A pull of this progress was answered. A worker that has pushed since did not wait for it, but computed on what it had.
+    pub(super) fn answered(&mut self, now: Time, worker: WorkerId, progress: i64) {
+        if let Some(state) = self.worker_mut(worker).filter(|state| progress >= state.progress) {
             state.last_answer = Some(now);
         }
     }
@@ -517,12 +517,16 @@ mod tests {
         state.pushed(at(1.0), worker(0), 0, None);
         assert_eq!(state.worker(worker(0)).unwrap().interval_s(), None);
         // Nine seconds of waiting, two of work.
-        state.answered(at(10.0), worker(0));
+        state.answered(at(10.0), worker(0), 0);
         state.pushed(at(12.0), worker(0), 1, None);
         assert_eq!(state.worker(worker(0)).unwrap().interval_s(), Some(2.0));
         // Without a pull, from push to push; the average moves by a quarter.
         state.pushed(at(18.0), worker(0), 2, None);
         assert_eq!(state.worker(worker(0)).unwrap().interval_s(), Some(3.0));
+        // A pull after an earlier iteration is answered while the worker computes.
+        state.answered(at(21.0), worker(0), 1);
+        state.pushed(at(25.0), worker(0), 3, None);
+        assert_eq!(state.worker(worker(0)).unwrap().interval_s(), Some(4.0));
     }
 
     #[test]
@@ -530,7 +534,7 @@ mod tests {
         let mut state = SyncState::at(0, &[-1]);
         let mut now = Time::ZERO;
         let typical = [1.0, 1.0, 5.0, 1.0, 5.0, 5.0, 1.0, 1.0].map(|seconds| {
-            state.answered(now, worker(0));
+            state.answered(now, worker(0), 0);
             now = now + std::time::Duration::from_secs_f64(seconds);
             state.pushed(now, worker(0), 0, None);
             state.worker(worker(0)).unwrap().typical_interval_s()

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 pub(super) struct Barriers {
     waiting: BTreeMap<String, Waiting>,
     made: u64,
+    /// Numbers above this one have not been told to the coordinator.
+    told: u64,
 }
 
 #[derive(Debug)]
@@ -34,16 +36,14 @@ impl Barriers {
         Ok(())
     }
 
-    /// Waits for a barrier under this ticket. The number to tell the coordinator; `None` when it was told: a wait was given
-    /// up, and to the others this worker has been there since.
-    pub(super) fn arrive(&mut self, name: &str, ticket: Ticket) -> Option<u64> {
+    /// Waits for a barrier under this ticket. Where a wait for it was given up, this worker has been there since to the others.
+    pub(super) fn arrive(&mut self, name: &str, ticket: Ticket) {
         if let Some(waiting) = self.waiting.get_mut(name) {
             waiting.ticket = ticket;
-            return None;
+            return;
         }
         self.made += 1;
         self.waiting.insert(name.to_owned(), Waiting { number: self.made, ticket });
-        Some(self.made)
     }
 
     /// All workers have come to it. The ticket that waits for it.
@@ -51,11 +51,22 @@ impl Barriers {
         self.waiting.remove(name).map(|waiting| waiting.ticket)
     }
 
-    /// Barriers that are not reached, in the order in which this worker came to them.
-    pub(super) fn unreached(&self) -> Vec<(u64, String)> {
-        let mut barriers: Vec<_> =
-            self.waiting.iter().map(|(name, waiting)| (waiting.number, name.clone())).collect();
+    /// Whether the coordinator is to be told of some.
+    pub(super) fn has_untold(&self) -> bool {
+        self.told < self.made
+    }
+
+    /// The coordinator may have missed what it was told.
+    pub(super) fn tell_again(&mut self) {
+        self.told = 0;
+    }
+
+    /// Barriers to tell the coordinator of, in the order in which this worker came to them.
+    pub(super) fn take_untold(&mut self) -> Vec<(u64, String)> {
+        let untold = self.waiting.iter().filter(|(_, waiting)| waiting.number > self.told);
+        let mut barriers: Vec<_> = untold.map(|(name, waiting)| (waiting.number, name.clone())).collect();
         barriers.sort_unstable();
+        self.told = self.made;
         barriers
     }
 }
@@ -67,14 +78,19 @@ mod tests {
     #[test]
     fn a_barrier_is_told_once_and_its_last_ticket_is_due() {
         let mut barriers = Barriers::default();
-        assert_eq!(barriers.arrive("b", Ticket(1)), Some(1));
-        assert_eq!(barriers.arrive("a", Ticket(2)), Some(2));
+        assert!(!barriers.has_untold());
+        barriers.arrive("b", Ticket(1));
+        assert_eq!(barriers.take_untold(), [(1, "b".to_owned())]);
+        barriers.arrive("a", Ticket(2));
         assert!(barriers.check("b", |_| true).is_err(), "somebody waits for it");
         assert_eq!(barriers.check("b", |_| false), Ok(()), "that wait was given up");
-        assert_eq!(barriers.arrive("b", Ticket(3)), None);
-        assert_eq!(barriers.unreached(), [(1, "b".to_owned()), (2, "a".to_owned())]);
+        barriers.arrive("b", Ticket(3));
+        assert_eq!((barriers.take_untold(), barriers.has_untold()), (vec![(2, "a".to_owned())], false));
+        barriers.tell_again();
+        assert_eq!(barriers.take_untold(), [(1, "b".to_owned()), (2, "a".to_owned())]);
         assert_eq!((barriers.reached("b"), barriers.reached("b")), (Some(Ticket(3)), None));
-        assert_eq!(barriers.arrive("b", Ticket(4)), Some(3));
+        barriers.arrive("b", Ticket(4));
+        assert_eq!(barriers.take_untold(), [(3, "b".to_owned())]);
     }
 
     #[test]

@@ -5,14 +5,14 @@ use super::answers::{Answers, Decoders};
 use super::encoding::{self, PushCodec, TableCodecs};
 use super::gradient::Gradient;
 use super::layout::{Layout, elements_of};
-use super::memory::{self, BesideSlab, FetchId, FetchOptions, ParameterMemory};
+use super::memory::{self, BesideSlab, FetchId, FetchKind, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
 use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
 use crate::codec::Codec;
-use crate::consistency::{Admit, Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
+use crate::consistency::{Admit, Ask, ClientUpdate, CopyView, PartialPull, ServerPush, SyncPolicy};
 use crate::landing::Destination;
 use crate::lease::Lease;
 use crate::policy::NonFinite;
@@ -58,6 +58,8 @@ pub(super) struct LocalTable {
     sync: Option<SyncPolicy>,
     /// The same for servers that have rules of their own.
     sync_apart: BTreeMap<ServerId, SyncPolicy>,
+    /// A push failed after the application had gone on, and it has not heard of it.
+    failure: Option<WorkerError>,
     /// Until they are sent.
     initial: Vec<f32>,
     /// The last clock that was pushed.
@@ -141,6 +143,7 @@ impl LocalTable {
             is_prioritized: false,
             sync: None,
             sync_apart: BTreeMap::new(),
+            failure: None,
             initial,
             pushed: None,
             pulled: 0,
@@ -371,9 +374,93 @@ impl LocalTable {
         self.sync.iter().chain(self.sync_apart.values()).any(|sync| sync.partial_pull().is_some())
     }
 
+    /// The most rounds that its copy may lack where it is a cache. Rows are asked for one by one, what is broadcast is a replica
+    /// already, and exchanges wait for their answer.
+    pub(super) fn cache_bound(&self) -> Option<u64> {
+        if self.layout.is_sparse() || self.is_broadcast() || self.is_lent() {
+            return None;
+        }
+        let apart = self.sync_apart.values().map(SyncPolicy::cache_bound);
+        // A copy is one of all servers, whose models may differ.
+        apart.fold(self.sync.as_ref()?.cache_bound(), |one, other| {
+            one.zip(other).map(|(one, other)| one.min(other))
+        })
+    }
+
+    /// How a pull after a push of it becomes visible.
+    pub(super) fn fetch_kind(&self) -> FetchKind {
+        if self.cache_bound().is_some() { FetchKind::Background } else { self.pull_kind(false) }
+    }
+
+    /// How a pull that the application waits for becomes visible.
+    pub(super) fn pull_kind(&self, at_once: bool) -> FetchKind {
+        match self.is_partial() {
+            _ if at_once => FetchKind::AtOnce,
+            true => FetchKind::Partial,
+            false => FetchKind::Whole,
+        }
+    }
+
+    /// The version of its oldest block; a table of rows has none.
+    pub(super) fn version(&self) -> Option<Clock> {
+        (!self.layout.is_sparse()).then(|| self.parameters.version())
+    }
+
+    /// Whether an iteration may be computed on the copy that is here.
+    pub(super) fn is_fresh(&self, clock: Clock) -> bool {
+        self.parameters.is_fresh(clock, self.cache_bound())
+    }
+
+    /// Whether a pull for an iteration is under way.
+    pub(super) fn is_fetching_for(&self, clock: Clock) -> bool {
+        self.parameters.is_fetching_for(clock)
+    }
+
+    /// Rounds that the copy lacks for an iteration; a table of rows has no copy.
+    pub(super) fn staleness(&self, clock: Clock) -> Option<u64> {
+        self.version().map(|version| clock.saturating_sub(version))
+    }
+
+    /// A sentence about the copy that is here, for those who wait for another one.
+    pub(super) fn explain_copy(&self, clock: Clock) -> String {
+        let (name, version) = (self.name(), self.parameters.version());
+        let bound = match self.cache_bound() {
+            Some(bound) => format!("may lack {bound} rounds"),
+            None => "may not be used".into(),
+        };
+        let sync = self.sync.as_ref().map(ToString::to_string).unwrap_or_default();
+        format!(
+            "the copy of table `{name}` is of version {version} and {bound} in iteration {clock} ({sync})"
+        )
+    }
+
+    /// The application computes on what is here from now on, until it pushes.
+    pub(super) fn keep_front(&mut self) {
+        self.parameters.keep_front();
+    }
+
+    /// Remembers what the application has to hear.
+    pub(super) fn set_failure(&mut self, error: WorkerError) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// A failure that the application has not heard of, once.
+    pub(super) fn take_failure(&mut self) -> Option<WorkerError> {
+        self.failure.take()
+    }
+
+    pub(super) fn failure(&self) -> Option<&WorkerError> {
+        self.failure.as_ref()
+    }
+
     /// Whether parameters are asked for after a gradient of this clock.
     pub(super) fn asks_after(&self, clock: Clock) -> bool {
-        let update = ClientUpdate { clock, pulled: self.pulled };
+        let copy = self.cache_bound().map(|bound| CopyView {
+            lacks: (clock + 1).saturating_sub(self.parameters.version()),
+            bound,
+            is_asked: self.parameters.is_fetching(),
+        });
+        let update = ClientUpdate { clock, pulled: self.pulled, copy };
         let ask = self.sync.as_ref().map(|sync| sync.model.after_client_update(&update));
         ask != Some(Ask::Push)
     }
@@ -488,6 +575,7 @@ impl LocalTable {
         // A table has one slab, and one that is being submitted does not pass the check of its clock.
         let codec = self.push_codec.take().expect("one gradient of a table is submitted at a time");
         self.pushed = Some(clock);
+        self.parameters.let_front_go();
         let surroundings = Surroundings {
             layout: self.layout.clone(),
             nonfinite: self.nonfinite,
@@ -553,11 +641,11 @@ impl LocalTable {
     }
 
     /// Begins a pull of the whole table.
-    pub(super) fn begin_pull(&mut self, clock: Clock, is_partial: bool) -> Reply {
+    pub(super) fn begin_pull(&mut self, clock: Clock, kind: FetchKind) -> Reply {
         self.pulled = clock;
         // An encoded answer is decoded into its place.
         let wants_place = self.answer_type() == Some(DType::F32) && !self.is_broadcast();
-        let (fetch, place) = self.parameters.begin(FetchOptions { clock, is_partial, wants_place });
+        let (fetch, place) = self.parameters.begin(FetchOptions { clock, kind, wants_place });
         Reply { fetch, place, dtype: DType::F32 }
     }
 
@@ -814,7 +902,7 @@ mod tests {
     fn a_model_says_when_parameters_are_asked_for_and_which_are_taken() {
         let mut table = table();
         assert_eq!([0, 1, 2].map(|clock| table.asks_after(clock)), [false, false, true]);
-        table.begin_pull(3, false);
+        table.begin_pull(3, FetchKind::Whole);
         assert_eq!([3, 4, 5].map(|clock| table.asks_after(clock)), [false, false, true]);
         let shard = ShardId { server: ServerId(0), core: 0 };
         let takes = |version| table.takes(shard, &ServerPush { clock: 3, version }, false);
@@ -968,7 +1056,7 @@ mod tests {
     #[test]
     fn a_place_is_named_as_long_as_answers_consist_of_its_elements() {
         let mut table = table();
-        let fetch = table.begin_pull(0, false).fetch;
+        let fetch = table.begin_pull(0, FetchKind::Whole).fetch;
         let request = |dtype| {
             let place = Some(Place { segment: 1, offset: 0 });
             let shard = ShardId { server: ServerId(0), core: 0 };

@@ -7,6 +7,9 @@
 //! *in flight* (the back of a pull that some shards have not answered). A back is divided by shards: a driver receives into a
 //! [`Region`] while others use the worker. The memory of a region that is out is not used for anything else, whatever becomes
 //! of the pull.
+//!
+//! A pull in the background (a worker's copy is a cache) becomes the front between iterations: the application reads one version
+//! while it computes ([`ParameterMemory::keep_front`]).
 
 use super::layout::Layout;
 use crate::lease::{Lease, Pool};
@@ -28,10 +31,32 @@ pub(super) struct FetchId(u64);
 pub(super) struct FetchOptions {
     /// The iteration that the parameters are for.
     pub(super) clock: Clock,
-    /// Blocks become the front without those that are missing, once the worker may go on without them (PSP).
-    pub(super) is_partial: bool,
+    pub(super) kind: FetchKind,
     /// Servers that share memory with this process are told where to put the answer.
     pub(super) wants_place: bool,
+}
+
+/// When a pull becomes the front, and who says that it may be answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FetchKind {
+    /// With its last block.
+    Whole,
+    /// The same, whatever the consistency model says.
+    AtOnce,
+    /// Without the missing blocks, once the worker may go on without them (PSP).
+    Partial,
+    /// When all blocks are here and the application does not compute. It goes on meanwhile.
+    Background,
+}
+
+/// A shard's block of the front.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Held {
+    /// When it arrived.
+    at: u64,
+    version: Clock,
+    /// The iteration that it was asked for; `None` when no consistency condition stood before the answer.
+    asked: Option<Clock>,
 }
 
 /// A dense table's parameters. A sparse table has none.
@@ -53,8 +78,10 @@ pub(super) struct ParameterMemory {
     next_fetch: u64,
     /// Blocks that have arrived so far.
     arrivals: u64,
-    /// For each shard: when the block that the front has of it arrived.
-    front_arrivals: Vec<u64>,
+    /// For each shard.
+    held: Vec<Held>,
+    /// The application computes: pulls in the background wait.
+    is_kept: bool,
 }
 
 /// A pull of the whole table.
@@ -62,10 +89,12 @@ pub(super) struct ParameterMemory {
 struct Fetch {
     id: FetchId,
     clock: Clock,
-    is_partial: bool,
+    kind: FetchKind,
     target: Target,
     /// For each shard.
     blocks: Vec<Block>,
+    /// For each shard, once its block is here.
+    versions: Vec<Clock>,
 }
 
 /// What becomes of a pull's back.
@@ -162,7 +191,8 @@ impl ParameterMemory {
             exchanged: None,
             next_fetch: 0,
             arrivals: 0,
-            front_arrivals: Vec::new(),
+            held: Vec::new(),
+            is_kept: false,
         }
     }
 
@@ -172,7 +202,7 @@ impl ParameterMemory {
         self.len = if layout.is_sparse() { 0 } else { layout.elements() };
         self.front = Some(self.pool.lend(self.allocator.zeroed(self.len)));
         self.partition = Arc::clone(layout.partition(DType::F32));
-        self.front_arrivals = vec![0; layout.shard_count()];
+        self.held = vec![Held::default(); layout.shard_count()];
     }
 
     /// Where memory for gradients comes from.
@@ -197,13 +227,13 @@ impl ParameterMemory {
 
     /// Begins a pull. The place is where servers that share memory with this process may put the answer.
     pub(super) fn begin(&mut self, options: FetchOptions) -> (FetchId, Option<Place>) {
-        let FetchOptions { clock, is_partial, wants_place } = options;
+        let FetchOptions { clock, kind, wants_place } = options;
         // Only memory that has a place is taken before something arrives.
         let is_shared = self.front.as_ref().is_some_and(|front| front.place().is_some());
         let back = (wants_place && is_shared && self.has_room_to_tell()).then(|| self.take());
         let place = back.as_ref().and_then(Buffer::place);
         let back = back.map(|back| Divided::new(back, Arc::clone(&self.partition)));
-        (self.insert(clock, is_partial, Target::Front { back, is_told: place.is_some() }), place)
+        (self.insert(clock, kind, Target::Front { back, is_told: place.is_some() }), place)
     }
 
     /// Begins a pull into a slab's memory, in which the shards' blocks lie so.
@@ -215,7 +245,7 @@ impl ParameterMemory {
     ) -> (FetchId, Option<Place>) {
         let place = values.place();
         let values = Divided::new(values, Arc::clone(partition));
-        (self.insert(clock, false, Target::Slab(values)), place)
+        (self.insert(clock, FetchKind::Whole, Target::Slab(values)), place)
     }
 
     /// Begins a pull whose blocks go to a slab as they come, but never while the application has it. Of blocks that came
@@ -234,7 +264,7 @@ impl ParameterMemory {
         let place = back.as_ref().and_then(Buffer::place);
         let back = back.map(|back| Divided::new(back, Arc::clone(partition)));
         let (partition, is_told) = (Arc::clone(partition), place.is_some());
-        let id = self.insert(clock, false, Target::Beside { back, partition, dtype, is_told });
+        let id = self.insert(clock, FetchKind::Whole, Target::Beside { back, partition, dtype, is_told });
         self.exchanged = Some(Exchanged { id, values, dtype });
         (id, place)
     }
@@ -243,11 +273,12 @@ impl ParameterMemory {
         self.fetches.iter().filter(|fetch| fetch.is_told()).count() < MAX_PLACES
     }
 
-    fn insert(&mut self, clock: Clock, is_partial: bool, target: Target) -> FetchId {
+    fn insert(&mut self, clock: Clock, kind: FetchKind, target: Target) -> FetchId {
         let id = FetchId(self.next_fetch);
         self.next_fetch += 1;
-        let blocks = vec![Block::Waiting; self.front_arrivals.len()];
-        self.fetches.push(Fetch { id, clock, is_partial, target, blocks });
+        let shards = self.held.len();
+        let (blocks, versions) = (vec![Block::Waiting; shards], vec![0; shards]);
+        self.fetches.push(Fetch { id, clock, kind, target, blocks, versions });
         id
     }
 
@@ -296,13 +327,15 @@ impl ParameterMemory {
         may_go_on: impl Fn(Clock) -> bool,
     ) {
         let Some(index) = self.index_of(id) else { return };
+        self.fetches[index].versions[shard] = version;
         if matches!(self.fetches[index].target, Target::Beside { .. }) {
             return self.arrived_beside(index, shard, version);
         }
         self.arrivals += 1;
         self.fetches[index].blocks[shard] = Block::Arrived { at: self.arrivals };
         let fetch = &self.fetches[index];
-        if fetch.waiting() == 0 || fetch.is_partial && may_go_on(fetch.clock) {
+        let is_partial = fetch.kind == FetchKind::Partial;
+        if fetch.waiting() == 0 || is_partial && may_go_on(fetch.clock) {
             self.publish(index);
         }
     }
@@ -314,6 +347,7 @@ impl ParameterMemory {
         fetch.blocks[shard] = if is_given_back { Block::Settled } else { Block::Kept { version } };
         if let Some(Exchanged { values, dtype, .. }) = &mut self.exchanged {
             fetch.hand_over_kept(values, *dtype, &|_, _| true);
+            self.held[shard].version = self.held[shard].version.max(version);
         }
         self.end_beside(index);
     }
@@ -346,15 +380,59 @@ impl ParameterMemory {
     pub(super) fn publish_partial(&mut self, may_go_on: impl Fn(Clock) -> bool) {
         for index in (0..self.fetches.len()).rev() {
             let fetch = &self.fetches[index];
-            if fetch.is_partial && may_go_on(fetch.clock) {
+            if fetch.kind == FetchKind::Partial && may_go_on(fetch.clock) {
                 self.publish(index);
             }
         }
     }
 
+    /// The application begins to compute: pulls in the background that are whole become the front, and later ones wait until
+    /// [`ParameterMemory::let_front_go`].
+    pub(super) fn keep_front(&mut self) {
+        self.let_front_go();
+        self.is_kept = true;
+    }
+
+    /// The application does not compute on the front any more.
+    pub(super) fn let_front_go(&mut self) {
+        self.is_kept = false;
+        while let Some(index) = self.fetches.iter().position(|fetch| fetch.is_ready()) {
+            self.publish(index);
+        }
+    }
+
+    /// Whether the front may be used for an iteration: each of its blocks lacks at most `bound` rounds, or answers a pull that
+    /// was asked for that iteration.
+    pub(super) fn is_fresh(&self, clock: Clock, bound: Option<u64>) -> bool {
+        self.held.iter().all(|held| {
+            let is_within = bound.is_some_and(|bound| clock.saturating_sub(held.version) <= bound);
+            is_within || held.asked >= Some(clock)
+        })
+    }
+
+    /// The version of the front's oldest block.
+    pub(super) fn version(&self) -> Clock {
+        self.held.iter().map(|held| held.version).min().unwrap_or(0)
+    }
+
+    /// Whether a pull in the background is under way.
+    pub(super) fn is_fetching(&self) -> bool {
+        let is_it = |fetch: &Fetch| fetch.kind == FetchKind::Background && fetch.waiting() > 0;
+        self.fetches.iter().any(is_it)
+    }
+
+    /// Whether a pull for an iteration is under way.
+    pub(super) fn is_fetching_for(&self, clock: Clock) -> bool {
+        self.fetches.iter().any(|fetch| fetch.asked() >= Some(clock) && fetch.waiting() > 0)
+    }
+
     /// What has arrived of a pull becomes the front; the rest of the front stays as it is. The pull ends if nothing more is
     /// to come.
     fn publish(&mut self, index: usize) {
+        if self.is_kept && self.fetches[index].is_ready() {
+            return;
+        }
+        let newer = self.note_held(index);
         let fetch = &mut self.fetches[index];
         let is_over = fetch.waiting() == 0;
         let Target::Front { back, is_told } = &mut fetch.target else {
@@ -366,20 +444,6 @@ impl ParameterMemory {
             }
             return;
         };
-        // A pull that was answered later may have been sent earlier: the newest block of every shard stays.
-        let front_arrivals = &self.front_arrivals;
-        let is_newer = |shard: usize, block: &Block| match block {
-            Block::Arrived { at } => *at > front_arrivals[shard],
-            Block::Waiting | Block::Receiving | Block::Kept { .. } | Block::Settled => false,
-        };
-        let newer: Vec<bool> =
-            fetch.blocks.iter().enumerate().map(|(shard, block)| is_newer(shard, block)).collect();
-        for (shard, block) in fetch.blocks.iter_mut().enumerate() {
-            if let Block::Arrived { at } = *block {
-                self.front_arrivals[shard] = self.front_arrivals[shard].max(at);
-                *block = Block::Settled;
-            }
-        }
         let is_free = is_over || !*is_told && !fetch.blocks.contains(&Block::Receiving);
         let back = match back.take() {
             Some(back) if newer.contains(&true) => self.show(back, &newer, is_free),
@@ -394,6 +458,26 @@ impl ParameterMemory {
                 self.fetches.remove(index);
             }
         }
+    }
+
+    /// Notes the blocks that have arrived. For each shard, whether the application is to have this one from now on: a pull that was
+    /// answered later may have been sent earlier, and an answer that was sent earlier may come later.
+    fn note_held(&mut self, index: usize) -> Vec<bool> {
+        let fetch = &mut self.fetches[index];
+        let asked = fetch.asked();
+        let blocks = fetch.blocks.iter_mut().zip(&fetch.versions).zip(&mut self.held);
+        let note = |((block, &version), held): ((&mut Block, &Clock), &mut Held)| {
+            let Block::Arrived { at } = *block else { return false };
+            *block = Block::Settled;
+            let is_newer = at > held.at && (version >= held.version || asked > held.asked);
+            if is_newer {
+                // What is at least as new as an answer may be used where that may.
+                let asked = if version >= held.version { asked.max(held.asked) } else { asked };
+                *held = Held { at, version, asked };
+            }
+            is_newer
+        };
+        blocks.map(note).collect()
     }
 
     /// Makes a front with these shards' blocks of the back, and the other blocks of the old front. Returns the back where it
@@ -444,7 +528,7 @@ impl ParameterMemory {
             self.fetches[index].drop_kept();
             self.end_beside(index);
         }
-        self.front_arrivals.fill(self.arrivals);
+        self.held.iter_mut().for_each(|held| held.at = self.arrivals);
         self.front = Some(self.pool.lend(values));
     }
 
@@ -468,7 +552,7 @@ impl ParameterMemory {
             Ok(values) => (copied(&values, self.take()), self.pool.lend(values).into()),
             Err(busy) => {
                 let mut other = self.allocator.zeroed(self.len);
-                let blocks = (0..self.front_arrivals.len()).filter_map(|shard| busy.lend(shard));
+                let blocks = (0..self.held.len()).filter_map(|shard| busy.lend(shard));
                 blocks.for_each(|block| copy_region(&block, &mut other));
                 (other, Retired::Divided { _whole: Arc::new(busy) })
             }
@@ -512,9 +596,12 @@ impl ParameterMemory {
         if slabs > 1 || slabs == 1 && self.front.is_some() {
             return Err(format!("{slabs} slabs are exchanged, and a front is {}", self.front.is_some()));
         }
-        let is_done = |fetch: &&Fetch| {
-            fetch.waiting() == 0 && !fetch.has_kept() && !matches!(fetch.target, Target::Slab(_))
+        let may_wait = |fetch: &Fetch| {
+            matches!(fetch.target, Target::Slab(_))
+                || fetch.has_kept()
+                || self.is_kept && fetch.kind == FetchKind::Background
         };
+        let is_done = |fetch: &&Fetch| fetch.waiting() == 0 && !may_wait(fetch);
         match self.fetches.iter().find(is_done) {
             Some(fetch) => Err(format!("pull {:?} is whole and is not the front", fetch.id)),
             None => Ok(()),
@@ -525,6 +612,16 @@ impl ParameterMemory {
 impl Fetch {
     fn is_waiting_for(&self, shard: usize) -> bool {
         matches!(self.blocks[shard], Block::Waiting | Block::Receiving)
+    }
+
+    /// The iteration that it was asked for, where a consistency condition stands before the answer.
+    fn asked(&self) -> Option<Clock> {
+        (self.kind != FetchKind::AtOnce).then_some(self.clock)
+    }
+
+    /// Whether all of a pull in the background is here.
+    fn is_ready(&self) -> bool {
+        self.kind == FetchKind::Background && self.waiting() == 0
     }
 
     fn waiting(&self) -> usize {
@@ -606,7 +703,8 @@ mod tests {
     }
 
     fn begin(memory: &mut ParameterMemory, clock: Clock, is_partial: bool) -> FetchId {
-        memory.begin(FetchOptions { clock, is_partial, wants_place: true }).0
+        let kind = if is_partial { FetchKind::Partial } else { FetchKind::Whole };
+        memory.begin(FetchOptions { clock, kind, wants_place: true }).0
     }
 
     /// A shard's block arrives, full of this value.
@@ -669,6 +767,50 @@ mod tests {
         assert_eq!(memory.values(), [2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]);
         arrive(&mut memory, slow, 1, 3.0);
         assert_eq!(memory.values(), [2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
+    }
+
+    fn arrive_at(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, version: Clock) {
+        receive(memory, fetch, shard, version as f32);
+        memory.arrived(fetch, shard, version, |_| false);
+        assert_eq!(memory.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_pull_in_the_background_becomes_the_front_between_iterations() {
+        let mut memory = memory();
+        let background = FetchOptions { clock: 2, kind: FetchKind::Background, wants_place: true };
+        let (fetch, _) = memory.begin(background);
+        memory.keep_front();
+        (0..2).for_each(|shard| arrive_at(&mut memory, fetch, shard, 2));
+        assert_eq!((memory.values(), memory.is_fetching()), (&[0.0; ELEMENTS][..], false));
+        assert!(!memory.is_fresh(3, Some(2)), "the front is still that of version 0");
+        memory.let_front_go();
+        assert_eq!((memory.values(), memory.check()), (&[2.0; ELEMENTS][..], Ok(())));
+        assert!(memory.is_fresh(2, None) && memory.is_fresh(3, Some(1)) && !memory.is_fresh(3, Some(0)));
+        // While nobody computes, the next one is shown at once.
+        let (fetch, _) = memory.begin(FetchOptions { clock: 3, ..background });
+        assert!(memory.is_fetching() && memory.is_fetching_for(3) && !memory.is_fetching_for(4));
+        (0..2).for_each(|shard| arrive_at(&mut memory, fetch, shard, 3));
+        assert_eq!(memory.values(), [3.0; ELEMENTS]);
+    }
+
+    #[test]
+    fn the_front_is_as_old_as_its_oldest_block_and_never_goes_back() {
+        let mut memory = memory();
+        let options = |clock, kind| FetchOptions { clock, kind, wants_place: true };
+        let (early, _) = memory.begin(options(2, FetchKind::Background));
+        let (late, _) = memory.begin(options(5, FetchKind::Background));
+        (0..2).for_each(|shard| arrive_at(&mut memory, late, shard, 4 + shard as Clock));
+        assert_eq!((memory.version(), memory.is_fresh(5, None)), (4, true));
+        assert!(memory.is_fresh(6, Some(2)) && !memory.is_fresh(6, Some(1)));
+        // The answer to the first was sent earlier, and comes later.
+        (0..2).for_each(|shard| arrive_at(&mut memory, early, shard, 2));
+        assert_eq!(memory.values(), [4.0, 4.0, 4.0, 4.0, 5.0, 5.0, 5.0, 5.0]);
+        assert_eq!((memory.version(), memory.is_fresh(5, None)), (4, true));
+        // No condition stood before what is pulled at once.
+        let (now, _) = memory.begin(options(9, FetchKind::AtOnce));
+        (0..2).for_each(|shard| arrive_at(&mut memory, now, shard, 6));
+        assert!(memory.is_fresh(6, Some(0)) && memory.is_fresh(5, None) && !memory.is_fresh(9, None));
     }
 
     #[test]

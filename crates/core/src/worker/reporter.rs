@@ -3,17 +3,20 @@
 use crate::limits;
 use crate::status::{LinksReport, WorkerReport};
 use crate::types::{Clock, Time};
+use std::time::Duration;
 
 /// A worker's report, and when the next one is due.
 #[derive(Debug)]
 pub(super) struct Reporter {
     report: WorkerReport,
     due: Time,
+    /// The last iteration that the application began, and whether it waited for it.
+    last_read: Option<(Clock, bool)>,
 }
 
 impl Reporter {
     pub(super) fn new(now: Time) -> Reporter {
-        Reporter { report: WorkerReport::default(), due: now }
+        Reporter { report: WorkerReport::default(), due: now, last_read: None }
     }
 
     pub(super) fn report(&self) -> &WorkerReport {
@@ -46,6 +49,33 @@ impl Reporter {
         self.report.clock = clock;
     }
 
+    /// Parameters of a table are asked for, or not.
+    pub(super) fn note_pull(&mut self, asks: bool) {
+        self.report.reads.pulls += u64::from(asks);
+    }
+
+    /// The application goes on to an iteration, with parameters of one of its tables that it waited for so long. They lack so many
+    /// rounds.
+    pub(super) fn note_read(&mut self, clock: Clock, waited: Duration, staleness: Option<u64>) {
+        let reads = &mut self.report.reads;
+        let has_waited = !waited.is_zero();
+        match &mut self.last_read {
+            Some((last, before)) if *last == clock => {
+                if has_waited && !*before {
+                    reads.at_once -= 1;
+                    reads.after_wait += 1;
+                }
+                *before |= has_waited;
+            }
+            last => {
+                *last = Some((clock, has_waited));
+                *if has_waited { &mut reads.after_wait } else { &mut reads.at_once } += 1;
+            }
+        }
+        reads.waited_s += waited.as_secs_f64();
+        reads.max_staleness = reads.max_staleness.max(staleness.unwrap_or(0));
+    }
+
     pub(super) fn note_pushed(&mut self, bytes: u32) {
         self.report.bytes_pushed += u64::from(bytes);
     }
@@ -58,6 +88,26 @@ impl Reporter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::ReadsReport;
+
+    #[test]
+    fn an_iteration_counts_once_and_as_one_that_waited_where_a_table_made_it_wait() {
+        let mut reporter = Reporter::new(Time::ZERO);
+        let wait = Duration::from_millis(250);
+        for (clock, waited, staleness) in [
+            (1, Duration::ZERO, Some(2)),
+            (1, Duration::ZERO, None),
+            (2, Duration::ZERO, Some(3)),
+            (2, wait, Some(1)),
+            (2, wait, Some(0)),
+            (3, wait, None),
+        ] {
+            reporter.note_read(clock, waited, staleness);
+        }
+        [true, false, true].into_iter().for_each(|asks| reporter.note_pull(asks));
+        let expected = ReadsReport { at_once: 1, after_wait: 2, pulls: 2, waited_s: 0.75, max_staleness: 3 };
+        assert_eq!(reporter.report().reads, expected);
+    }
 
     #[test]
     fn a_report_is_due_with_every_heartbeat_and_when_something_happened() {

@@ -37,6 +37,10 @@ pub(super) struct Request {
     waits_for_scheduler: bool,
     /// Chunks, or rows, of the answer that are here.
     received: usize,
+    /// The lowest version among them.
+    version: Clock,
+    /// The application went on before it was over: nobody holds its ticket any more.
+    is_left_behind: bool,
     /// Some of them were not wanted and not written: the answer is no whole one, even if the rest is wanted since a switch of models.
     is_late: bool,
     kind: RequestKind,
@@ -142,6 +146,7 @@ impl Request {
         kind: RequestKind,
     ) -> Request {
         let (fetch, dtype, reply_place, waits_for_scheduler, received) = (None, DType::F32, None, false, 0);
+        let (version, is_left_behind) = (0, false);
         Request {
             shard,
             table,
@@ -153,6 +158,8 @@ impl Request {
             partial: None,
             waits_for_scheduler,
             received,
+            version,
+            is_left_behind,
             is_late: false,
             kind,
         }
@@ -189,6 +196,20 @@ impl Request {
 
     pub(super) fn fetch(&self) -> Option<FetchId> {
         self.fetch
+    }
+
+    /// The version of what is here of the answer.
+    pub(super) fn version(&self) -> Clock {
+        self.version
+    }
+
+    /// The application goes on, and does not hear of the end any more unless it is a bad one.
+    pub(super) fn leave_behind(&mut self) {
+        self.is_left_behind = true;
+    }
+
+    pub(super) fn is_left_behind(&self) -> bool {
+        self.is_left_behind
     }
 
     /// Whether the worker may go on without its answer.
@@ -361,8 +382,11 @@ impl Request {
         // A server that cannot go on with an answer begins anew.
         if answer.params.piece.sequence == 0 {
             (self.received, self.is_late) = (0, false);
+            self.version = answer.params.version;
         }
         self.is_late |= answer.is_late;
+        // Chunks are as new as they were when they were sent.
+        self.version = self.version.min(answer.params.version);
         let step = match (&self.kind, answer.payload) {
             (RequestKind::Pull { rows: Some(rows), .. }, Payload::Bytes(bytes)) => {
                 self.put_rows(table, rows, &mut answer, bytes)
@@ -421,6 +445,7 @@ impl Request {
         self.received = layout.chunks_of(self.shard).len();
         let (Some(mut destination), Some(replica)) = (destination, replica) else { return };
         let Some(stream) = layout.index_of(self.shard) else { return };
+        self.version = replica.version(stream).unwrap_or(0);
         for (place, (number, chunk)) in layout.chunks_of(self.shard).enumerate() {
             let landing = Landing::new(number, elements_of(&chunk), self.dtype, Some(DType::F32));
             let (_, _, values) = replica.chunk(stream, place);

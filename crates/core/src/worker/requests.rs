@@ -104,6 +104,19 @@ impl Requests {
         self.slots.iter().filter_map(|slot| slot.filed.as_ref()).map(|filed| &filed.request)
     }
 
+    /// The application goes on without the end of a ticket's requests.
+    pub(super) fn leave_behind(&mut self, ticket: Ticket) {
+        let filed = self.slots.iter_mut().filter_map(|slot| slot.filed.as_mut());
+        let its = filed.map(|filed| &mut filed.request).filter(|request| request.ticket() == ticket);
+        its.for_each(Request::leave_behind);
+    }
+
+    /// Whether servers lack pushes that the application does not wait for any more.
+    pub(super) fn has_unsaved(&self) -> bool {
+        !self.unacknowledged.is_empty()
+            && self.values().any(|request| request.is_left_behind() && request.is_unacknowledged_push())
+    }
+
     /// Where the payloads of an answer of a shard belong, from this frame on. See [`Role::landing`](crate::role::Role::landing).
     pub(super) fn landing(
         &self,

@@ -10,7 +10,7 @@ use super::tables::Tables;
 use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
-use crate::stream::{ReplicaChunks, Stream};
+use crate::stream::{ReplicaChunks, Stream, Taken};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::frame::Update;
 use crate::wire::{Control, Kind, Position, Route, control};
@@ -21,6 +21,15 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct StreamId {
     pub(super) table: usize,
     pub(super) shard: ShardId,
+}
+
+/// A chunk of a version of a stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Incoming<'a> {
+    pub(super) from: ConnectionId,
+    pub(super) id: StreamId,
+    pub(super) update: Update,
+    pub(super) payload: &'a [u8],
 }
 
 #[derive(Debug, Default)]
@@ -296,6 +305,46 @@ impl Streams {
     }
 
     // To whom they are passed on.
+
+    /// Takes a chunk of a version of a stream, and passes it on. Whether a version is whole by it.
+    pub(super) fn take(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        tables: &mut Tables,
+        incoming: Incoming<'_>,
+    ) -> bool {
+        let Incoming { from, id, update, payload } = incoming;
+        let local = &mut tables[id.table];
+        let Some(stream) = local.layout().index_of(id.shard) else { return false };
+        let Some(replica) = local.replica_mut() else { return false };
+        let before = replica.version(stream);
+        let taken = replica.take(stream, &update, payload);
+        let version = replica.version(stream);
+        match taken {
+            Taken::Applied => {
+                self.count(id);
+                self.pass_on(session, now, id, update, payload);
+            }
+            // The end of a version matters, whatever brought its chunks.
+            Taken::Known if version > before => self.pass_on(session, now, id, update, payload),
+            Taken::Known => self.note_known(id, &update),
+            Taken::Missing => self.note_gap(session, now, tables, id),
+            Taken::Differs => {
+                // Each of those behind this worker compares for itself.
+                self.pass_on(session, now, id, update, payload);
+                replica.forget(stream);
+                let (name, shard, round) = (local.name(), id.shard, update.round);
+                session.log(format!(
+                    "table `{name}` is not what {shard} broadcast as version {round}; it is fetched anew"
+                ));
+                self.ask_anew(session, tables, id);
+            }
+        }
+        let Some(version) = version.filter(|_| version > before) else { return false };
+        self.note_version(session, tables, id, version, from);
+        true
+    }
 
     /// A message of a worker to which streams are passed on, or are to be. Returned if it is not about streams.
     pub(super) fn handle_follower(

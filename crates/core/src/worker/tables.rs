@@ -144,10 +144,6 @@ impl Tables {
         self.tables.get(table.0 as usize)
     }
 
-    pub(super) fn get_mut(&mut self, table: TableId) -> Option<&mut LocalTable> {
-        self.tables.get_mut(table.0 as usize)
-    }
-
     /// The table of this number, if there is one.
     pub(super) fn find(&self, table: TableId) -> Result<&LocalTable, WorkerError> {
         self.index(table).map(|index| &self.tables[index])

@@ -9,6 +9,7 @@ use crate::status::Status;
 use crate::types::{Clock, ShardId, Time, WorkerId};
 use crate::waits::{Delay, WaitCause, Waited};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Something the application can wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +47,15 @@ pub(super) struct Pending {
     expected: Expected,
     /// Loose ones are not waited for once the worker may go on with the iteration after so many (PSP).
     partial: Option<Clock>,
+    /// The iteration that the application computes on what it brings.
+    reads: Option<Clock>,
+    /// A copy that is fresh enough for that iteration will do, whoever brought it.
+    takes_copy: bool,
+    /// How long the application waited for it, before the wait at hand.
+    waited: Duration,
+    waits_since: Option<Time>,
+    /// The application has gone on.
+    is_over: bool,
     error: Option<WorkerError>,
     rows: Vec<f32>,
     status: Option<Status>,
@@ -131,6 +141,11 @@ impl Pending {
             since,
             expected: Expected::default(),
             partial: None,
+            reads: None,
+            takes_copy: false,
+            waited: Duration::ZERO,
+            waits_since: None,
+            is_over: false,
             error: None,
             rows: Vec::new(),
             status: None,
@@ -161,6 +176,63 @@ impl Pending {
     pub(super) fn with_partial(mut self, clock: Option<Clock>) -> Pending {
         self.partial = clock;
         self
+    }
+
+    /// It brings what an iteration is computed on.
+    pub(super) fn read_by(mut self, clock: Clock) -> Pending {
+        self.reads = Some(clock);
+        self
+    }
+
+    /// It need not wait for its own answers once the table's copy is fresh enough for the iteration that it is for.
+    pub(super) fn with_copy(mut self, takes_copy: bool) -> Pending {
+        self.takes_copy = takes_copy;
+        self
+    }
+
+    /// The iteration that is computed on what it brings.
+    pub(super) fn reads(&self) -> Option<Clock> {
+        self.reads
+    }
+
+    /// The iteration that a copy has to be fresh enough for, where one will do.
+    pub(super) fn copy_for(&self) -> Option<Clock> {
+        self.reads.filter(|_| self.takes_copy)
+    }
+
+    /// The application waits for it from now on.
+    pub(super) fn begin_wait(&mut self, now: Time) {
+        self.waits_since.get_or_insert(now);
+    }
+
+    /// Whether the application has gone on.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// The application goes on; how long it has waited.
+    pub(super) fn end(&mut self, now: Time) -> Duration {
+        self.is_over = true;
+        self.stop_wait(now);
+        self.waited
+    }
+
+    /// The application waits no more.
+    pub(super) fn stop_wait(&mut self, now: Time) {
+        self.waited += self.waits_since.take().map_or(Duration::ZERO, |since| now.since(since));
+    }
+
+    /// One more answer is to come.
+    pub(super) fn expect_answer(&mut self) {
+        self.expected.firm.answers += 1;
+    }
+
+    /// The table that it is about, where it is about one.
+    pub(super) fn table(&self) -> Option<usize> {
+        match self.kind {
+            TicketKind::Push { table, .. } | TicketKind::Pull { table, .. } => Some(table),
+            _ => None,
+        }
     }
 
     /// The slabs that its exchange has.
@@ -202,7 +274,7 @@ impl Pending {
 
     /// Whether some of that is more than an acknowledgement.
     pub(super) fn awaits_answers(&self) -> bool {
-        self.expected.firm.answers + self.expected.loose.answers > 0
+        self.expected.firm.answers + self.expected.loose.answers > 0 || self.takes_copy
     }
 
     pub(super) fn acknowledged(&mut self, is_loose: bool) {
@@ -363,6 +435,12 @@ impl Tickets {
         }
     }
 
+    /// Tickets of a table for which a copy will do, and that the application has not gone on from.
+    pub(super) fn awaiting_copies(&self) -> impl Iterator<Item = (Ticket, &Pending)> {
+        let open = self.pending.iter().filter(|(_, pending)| pending.takes_copy && !pending.is_over);
+        open.map(|(ticket, pending)| (*ticket, &**pending))
+    }
+
     /// A thread of the application begins to wait for a ticket.
     pub(super) fn begin_wait(&mut self, now: Time, ticket: Ticket) {
         self.waiting.begin(now);
@@ -430,9 +508,9 @@ impl Tickets {
         pending.map_or_else(Brought::default, |Pending { rows, slabs, .. }| Brought { rows, slabs })
     }
 
-    /// The oldest one that servers have still to say something to.
-    pub(super) fn oldest_open(&self) -> Option<Ticket> {
-        self.pending.iter().find(|(_, pending)| pending.is_open()).map(|(ticket, _)| *ticket)
+    /// Those that servers have still to say something to, oldest first.
+    pub(super) fn open_ones(&self) -> impl Iterator<Item = Ticket> {
+        self.pending.iter().filter(|(_, pending)| pending.is_open()).map(|(ticket, _)| *ticket)
     }
 
     /// Bytes that gradients of slabs under way take.
@@ -480,15 +558,18 @@ mod tests {
         let mut tickets = Tickets::default();
         let [first, second] =
             [(1, 1), (0, 1)].map(|(acks, answers)| tickets.open(push().expecting(acks, answers)));
-        assert_eq!(tickets.oldest_open(), Some(first));
+        assert_eq!(tickets.open_ones().next(), Some(first));
         tickets.answered(first);
-        assert_eq!(tickets.oldest_open(), Some(first));
+        assert_eq!(tickets.open_ones().next(), Some(first));
         tickets.get_mut(first).unwrap().acknowledged(false);
-        assert_eq!((tickets.oldest_open(), tickets.get(first).unwrap().is_open()), (Some(second), false));
+        assert_eq!(
+            (tickets.open_ones().next(), tickets.get(first).unwrap().is_open()),
+            (Some(second), false)
+        );
         tickets.answered(first);
         assert!(!tickets.get(first).unwrap().is_open(), "what is said once more changes nothing");
         tickets.redeem(second);
-        assert_eq!((tickets.contains(second), tickets.oldest_open()), (false, None));
+        assert_eq!((tickets.contains(second), tickets.open_ones().next()), (false, None));
     }
 
     #[test]
@@ -505,7 +586,7 @@ mod tests {
         let asked = [0, 1].map(|at| tickets.open_policies(Time(at)));
         assert!(tickets.wants_policies());
         tickets.set_policies(&JobPolicies::default());
-        assert!(!tickets.wants_policies() && tickets.oldest_open().is_none());
+        assert!(!tickets.wants_policies() && tickets.open_ones().next().is_none());
         for ticket in asked {
             assert_eq!(tickets.take_policies(ticket), Some(JobPolicies::default()));
             assert_eq!(tickets.take_policies(ticket), None);
@@ -534,7 +615,7 @@ mod tests {
         let asked = [0, 1].map(|at| tickets.open_status(Time(at)));
         assert!(tickets.wants_status());
         tickets.set_status(&status);
-        assert!(!tickets.wants_status() && tickets.oldest_open().is_none());
+        assert!(!tickets.wants_status() && tickets.open_ones().next().is_none());
         for ticket in asked {
             assert_eq!(tickets.take_status(ticket).as_ref(), Some(&status));
             assert_eq!(tickets.take_status(ticket), None);

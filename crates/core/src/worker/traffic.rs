@@ -5,10 +5,12 @@
 
 use super::WorkerError;
 use super::allocation::Allocation;
+use super::copies::{self, Copies, Needed};
 use super::gradient::PullOptions;
 use super::layout::Share;
 use super::links::{Idle, Links};
 use super::local_table::LocalTable;
+use super::memory::FetchKind;
 use super::partial_pull::PartialPulls;
 use super::reporter::Reporter;
 use super::request::{self, Answer, Payload, Request, RequestKind, TablePush};
@@ -16,8 +18,9 @@ use super::requests::Requests;
 use super::scheduler::Scheduler;
 use super::session::{Access, Session};
 use super::slab::{Slab, SlabInFlight};
+use super::staged_updates::StagedUpdates;
 use super::staging::Staging;
-use super::streams::{StreamId, Streams};
+use super::streams::{Incoming, StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
 use super::ticket::{Expected, Outstanding, Pending, Ticket, TicketKind, Tickets};
@@ -28,7 +31,6 @@ use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::status::WorkerReport;
 use crate::store::Allocate;
-use crate::stream::Taken;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::waits::{Delay, WaitCause};
 use crate::wire::control;
@@ -183,7 +185,7 @@ impl Traffic {
             // Of a sparse table no rows: it answers all the same once it has its initial values.
             let is_sparse = local.layout().is_sparse();
             let reads = access == Access::Full;
-            let reply = (!is_sparse && reads).then(|| local.begin_pull(first, false));
+            let reply = (!is_sparse && reads).then(|| local.begin_pull(first, FetchKind::Whole));
             let shards: Vec<ShardId> = local.layout().shards().collect();
             if is_first {
                 acks += shards.len();
@@ -240,6 +242,7 @@ impl Traffic {
         }
         self.streams.restart(session, &self.tables, &changed);
         self.links.follow(session, now, &mut self.tables, self.streams.followers());
+        self.ask_for_copies(session, now);
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
         awaited.into_iter().for_each(|id| self.answer_from_replica(now, id, None));
@@ -377,12 +380,12 @@ impl Traffic {
             self.say_leave(session);
             return Err(why);
         }
-        let pending = match kind {
+        let mut pending = match kind {
             SubmissionKind::Push { .. } => {
                 Pending::new(TicketKind::Push { table: parts[0].table, clock }, now)
             }
             SubmissionKind::Exchange => {
-                Pending::new(TicketKind::Exchange { clock, tables: parts.len() }, now)
+                Pending::new(TicketKind::Exchange { clock, tables: parts.len() }, now).read_by(clock + 1)
             }
         };
         let (mut pushes, mut in_flight) = (Vec::with_capacity(parts.len()), Vec::new());
@@ -396,9 +399,13 @@ impl Traffic {
                     in_flight.push(slab);
                 }
                 (None, Sent::Made(gradient)) => {
-                    let wants =
-                        *kind == SubmissionKind::Push { want_params: true } && local.asks_after(clock);
-                    let reply = wants.then(|| local.begin_pull(clock + 1, local.is_partial()));
+                    let fetch_kind = local.fetch_kind();
+                    let wants = *kind == SubmissionKind::Push { want_params: true };
+                    if wants {
+                        pending = pending.read_by(clock + 1).with_copy(fetch_kind == FetchKind::Background);
+                    }
+                    let asks = wants && local.asks_after(clock);
+                    let reply = asks.then(|| local.begin_pull(clock + 1, fetch_kind));
                     pushes.push(TablePush { table, gradient, reply });
                 }
                 // Only a slab has memory that frames are sent from.
@@ -426,6 +433,7 @@ impl Traffic {
         let mut expected = Expected::default();
         for TablePush { table, gradient, reply } in pushes {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
+            self.reporter.note_pull(reply.is_some());
             for shard in shards {
                 // An aggregator adds gradients up, and wants all of them.
                 let is_dropped = self.tables[table].is_dropped(shard, clock) && !session.is_aggregated();
@@ -463,6 +471,7 @@ impl Traffic {
         }
         let clock = local.pull_clock(self.clock);
         let kind = TicketKind::Pull { table: index, clock };
+        self.reporter.note_pull(true);
         let per_shard = match options.rows {
             Some(rows) => local.layout().rows_by_shard(rows)?,
             None if is_sparse => local.layout().all_rows_by_shard(),
@@ -479,7 +488,8 @@ impl Traffic {
                 self.request(session, now, Request::new(of_shard.shard, index, clock, ticket, kind));
             }
         }
-        self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
+        let pending = Pending::new(kind, now).expecting(0, answers).with_rows(elements);
+        self.tickets.file(ticket, if options.now { pending } else { pending.read_by(clock) });
         self.answer_at_once(now, index);
         Ok(ticket)
     }
@@ -494,8 +504,9 @@ impl Traffic {
     ) -> Ticket {
         let local = &mut self.tables[index];
         let clock = local.pull_clock(self.clock);
-        let is_partial = local.is_partial() && !at_once;
-        let reply = local.begin_pull(clock, is_partial);
+        let fetch_kind = local.pull_kind(at_once);
+        let is_partial = fetch_kind == FetchKind::Partial;
+        let reply = local.begin_pull(clock, fetch_kind);
         let shards: Vec<ShardId> = local.layout().shards().collect();
         let (ticket, mut expected) = (self.tickets.reserve(), Expected::default());
         for shard in shards {
@@ -507,6 +518,7 @@ impl Traffic {
             self.request(session, now, request);
         }
         let pending = Pending::new(kind, now).with_partial(is_partial.then_some(clock));
+        let pending = if at_once { pending } else { pending.read_by(clock) };
         self.tickets.file(ticket, pending.expecting_each(expected));
         self.answer_at_once(now, index);
         ticket
@@ -546,10 +558,11 @@ impl Traffic {
     }
 
     /// Sends a request once more if its server is connected. A pull whose ticket was given up is not
-    /// asked again (blocks that PSP went on without).
+    /// asked again (blocks that PSP went on without), but for one that renews a cache.
     fn send_again(&mut self, session: &mut Session, now: Time, id: u64) {
         let Some(request) = self.requests.get(id) else { return };
-        if !request.must_be_sent() && !self.tickets.contains(request.ticket()) {
+        let is_wanted = request.is_left_behind() || self.tickets.contains(request.ticket());
+        if !request.must_be_sent() && !is_wanted {
             self.drop_request(now, id);
         } else if session.is_up(request.shard()) {
             self.send_request(session, id);
@@ -669,6 +682,11 @@ impl Traffic {
         let (shard, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
         let (is_partial, iteration, block) = (request.is_partial(), request.iteration(), request.block());
+        let (version, clock) = (version.min(request.version()), request.clock());
+        if let Some(error) = taken.as_ref().err().filter(|_| request.is_left_behind()) {
+            self.copies().tell_late(table, clock, error.clone());
+        }
+        let Some(request) = self.requests.get_mut(id) else { return };
         if request.end_answer() {
             self.requests.remove(id);
         }
@@ -731,7 +749,10 @@ impl Traffic {
             session.log(fault.message.clone());
         }
         let error = WorkerError::Refused { cause: fault.cause, message: fault.message };
-        self.tickets.fail(request.ticket(), error);
+        match request.is_left_behind() {
+            true => self.copies().tell_late(request.table(), request.clock(), error),
+            false => self.tickets.fail(request.ticket(), error),
+        }
         self.report_pushed(session);
         self.say_leave(session);
     }
@@ -795,102 +816,22 @@ impl Traffic {
         payload: &[u8],
     ) {
         let update = Update::decode(header);
-        let Some(local) =
-            self.tables.get_mut(update.table).filter(|local| local.valid_from() == update.epoch)
+        let Some(local) = self.tables.get(update.table).filter(|local| local.valid_from() == update.epoch)
         else {
             return;
         };
-        let Some(shard) = local.layout().shard_of_chunk(update.piece.chunk) else { return };
-        let stream = local.layout().index_of(shard).expect("it has a chunk");
+        let shard = local.layout().shard_of_chunk(update.piece.chunk).filter(|_| local.is_broadcast());
+        let Some(shard) = shard else { return };
         let id = StreamId { table: update.table.0 as usize, shard };
-        let Some(replica) = local.replica_mut() else { return };
         self.reporter.note_pulled(header.payload_bytes);
         self.links.note_other(payload.len());
-        if self.staging.is_some() {
-            return self.stage_update(session, now, from, id, &update, payload);
+        if let Some(staging) = &mut self.staging {
+            let Traffic { tables, streams, reporter, tickets, .. } = self;
+            let mut staged = StagedUpdates { session, now, staging, tables, streams, reporter, tickets };
+            return staged.take(from, id, &update, payload);
         }
-        let before = replica.version(stream);
-        let taken = replica.take(stream, &update, payload);
-        let version = replica.version(stream);
-        match taken {
-            Taken::Applied => {
-                self.streams.count(id);
-                self.streams.pass_on(session, now, id, update, payload);
-            }
-            // The end of a version matters, whatever brought its chunks.
-            Taken::Known if version > before => self.streams.pass_on(session, now, id, update, payload),
-            Taken::Known => self.streams.note_known(id, &update),
-            Taken::Missing => self.streams.note_gap(session, now, &self.tables, id),
-            Taken::Differs => {
-                // Each of those behind this worker compares for itself.
-                self.streams.pass_on(session, now, id, update, payload);
-                replica.forget(stream);
-                let name = local.name();
-                session.log(format!(
-                    "table `{name}` is not what {shard} broadcast as version {}; it is fetched anew",
-                    update.round
-                ));
-                self.streams.ask_anew(session, &self.tables, id);
-            }
-        }
-        if let Some(version) = version.filter(|_| version > before) {
-            self.streams.note_version(session, &self.tables, id, version, from);
+        if self.streams.take(session, now, &mut self.tables, Incoming { from, id, update, payload }) {
             self.answer_from_replica(now, id, update.delay);
-        }
-    }
-
-    /// Of a reader: a chunk of a version, which may be the last one that the version lacks.
-    fn stage_update(
-        &mut self,
-        session: &mut Session,
-        now: Time,
-        from: ConnectionId,
-        id: StreamId,
-        update: &Update,
-        payload: &[u8],
-    ) {
-        let (Some(staging), local) = (&mut self.staging, &mut self.tables[id.table]) else { return };
-        let Some(stream) = local.layout().index_of(id.shard) else { return };
-        match staging.take(local, stream, update, payload) {
-            Taken::Known => {}
-            Taken::Missing => return self.streams.note_gap(session, now, &self.tables, id),
-            Taken::Differs => return self.repair(session, id, update.round),
-            Taken::Applied => self.streams.count(id),
-        }
-        if update.piece.is_last {
-            self.streams.note_arrival(session, &self.tables, id, from);
-        }
-        let Some(version) = staging.next_cut() else {
-            if update.piece.is_last {
-                for (id, version) in staging.stuck(&self.tables) {
-                    self.streams.say_seen(session, id, version);
-                }
-            }
-            return;
-        };
-        let differing = staging.cut(&mut self.tables, version);
-        if differing.is_empty() {
-            for (index, local) in self.tables.iter().enumerate() {
-                for shard in local.layout().shards() {
-                    self.streams.say_seen(session, StreamId { table: index, shard }, version);
-                }
-            }
-            self.reporter.set_clock(version.saturating_add(1));
-            self.reporter.hurry(now);
-            self.tickets.reach_version(version);
-        }
-        for (table, stream) in differing {
-            let table = table.0 as usize;
-            let shard = self.tables[table].layout().shards().nth(stream);
-            shard.into_iter().for_each(|shard| self.repair(session, StreamId { table, shard }, version));
-        }
-    }
-
-    /// Of a reader: fetches a stream anew whose values are not those that were broadcast. Gives up when that does not help.
-    fn repair(&mut self, session: &mut Session, id: StreamId, version: Clock) {
-        let Some(staging) = &mut self.staging else { return };
-        if staging.repair(session, &mut self.tables[id.table], id, version) {
-            self.streams.ask_anew(session, &self.tables, id);
         }
     }
 
@@ -968,16 +909,76 @@ impl Traffic {
         };
         let is_leave = matches!(pending.kind(), TicketKind::Leave);
         if is_leave && (session.has_left() || !pending.is_open()) {
-            return Some(Ok(()));
+            let unheard = self.tables.iter().find_map(LocalTable::failure);
+            return Some(unheard.cloned().map_or(Ok(()), Err));
         }
         if let Some(error) = pending.error().or(session.failure()) {
             return Some(Err(error.clone()));
         }
         // PSP-SGD: a push is not waited for either, as long as the gradients under way do not pile up.
+        let has_room = self.requests.clocks_unacknowledged() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
+        if let Some(error) = copies::unheard(&self.tables, pending) {
+            return Some(Err(error.clone()));
+        }
+        if let Some((clock, table)) = pending.copy_for().zip(pending.table()).filter(|_| !pending.is_over()) {
+            return (has_room && self.tables[table].is_fresh(clock)).then_some(Ok(()));
+        }
         let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock))
             && !pending.is_firmly_open()
-            && self.requests.clocks_unacknowledged() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
-        (may_go_on || !pending.is_open()).then_some(Ok(()))
+            && has_room;
+        (may_go_on || pending.is_over() || !pending.is_open()).then_some(Ok(()))
+    }
+
+    /// [`Traffic::outcome`] for an application that goes on if it is due: what it reads does not change until its next push, and
+    /// what is under way goes on without it.
+    pub(super) fn conclude(
+        &mut self,
+        session: &Session,
+        now: Time,
+        ticket: Ticket,
+    ) -> Option<Result<(), WorkerError>> {
+        let outcome = self.outcome(session, ticket);
+        match outcome {
+            None => self.tickets.get_mut(ticket).into_iter().for_each(|pending| pending.begin_wait(now)),
+            Some(Ok(())) => self.copies().go_on(now, ticket),
+            Some(Err(_)) => self.copies().hear(ticket),
+        }
+        outcome
+    }
+
+    /// Another model may allow less than the one under which nothing was asked for: asks for it.
+    fn ask_for_copies(&mut self, session: &mut Session, now: Time) {
+        let needed = self.copies().needed();
+        for Needed { ticket, clock, table: index } in needed {
+            let local = &mut self.tables[index];
+            let reply = local.begin_pull(clock, FetchKind::Background);
+            let shards: Vec<ShardId> = local.layout().shards().collect();
+            self.reporter.note_pull(true);
+            for shard in shards {
+                self.tickets.get_mut(ticket).into_iter().for_each(Pending::expect_answer);
+                let kind = RequestKind::Pull { rows: None, now: false };
+                self.request(
+                    session,
+                    now,
+                    Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)),
+                );
+            }
+        }
+    }
+
+    fn copies(&mut self) -> Copies<'_> {
+        let Traffic { tables, requests, tickets, reporter, .. } = self;
+        Copies { tables, requests, tickets, reporter }
+    }
+
+    /// Whether servers lack pushes that the application does not wait for any more.
+    pub(super) fn has_unsaved(&self) -> bool {
+        self.requests.has_unsaved()
+    }
+
+    /// The ticket that something is to come for, and that is not due without it.
+    pub(super) fn oldest_awaited(&self, session: &Session) -> Option<Ticket> {
+        self.tickets.open_ones().find(|ticket| self.outcome(session, *ticket).is_none())
     }
 
     /// A sentence about a ticket's wait: which servers, which table, since when.
@@ -986,6 +987,9 @@ impl Traffic {
         let waits_for = pending.kind().sentence(|table| self.tables[table].name());
         let is_start = self.tickets.start() == Some(ticket);
         let mut sentence = session.explain(now.since(pending.since()), waits_for, is_start);
+        if let Some((clock, table)) = pending.copy_for().zip(pending.table()) {
+            sentence += &format!("; {}", self.tables[table].explain_copy(clock));
+        }
         let silent = self.requests.silent_servers(ticket, session);
         if !silent.is_empty() {
             sentence += &format!("; {}", silent.join(", "));

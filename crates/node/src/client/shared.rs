@@ -199,7 +199,7 @@ impl Shared {
         let mut began = Instant::now();
         let mut state = self.lock();
         loop {
-            if let Some(outcome) = state.worker.outcome(ticket) {
+            if let Some(outcome) = state.worker.conclude(clock::now(), ticket) {
                 return Ok(outcome?);
             }
             if let Some(why) = &state.ended {

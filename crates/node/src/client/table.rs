@@ -123,6 +123,10 @@ impl Table {
 
     /// Waits until the parameters may be used for the next iteration. After a time-out it may be called again, to wait on.
     /// The error of an update is given once; those after it are waited for by the next call.
+    ///
+    /// Under `ssp`, `dsps` and `pssp` it returns at once as long as the copy that is here is within the model's bound, while updates
+    /// and newer parameters travel. An update that fails meanwhile is told by a later call, or by
+    /// [`Job::close`](super::Job::close); at a barrier, servers have all of them.
     pub fn sync(&self) -> Result<(), ClientError> {
         self.sync_within(self.0.shared.timeout)
     }
@@ -132,7 +136,10 @@ impl Table {
         let mut pending = std::mem::take(&mut *lock(&self.0.updates));
         while let Some(handle) = pending.first() {
             let outcome = handle.wait_within(timeout);
-            if !matches!(outcome, Err(ClientError::Timeout { .. })) {
+            // The error of an earlier update is told while one is waited for that is well.
+            let is_open =
+                matches!(outcome, Err(ClientError::Timeout { .. })) || outcome.is_err() && !handle.is_over();
+            if !is_open {
                 drop(pending.remove(0));
             }
             if outcome.is_err() {

@@ -25,6 +25,8 @@ pub(super) struct Model {
     pub(super) sync: String,
     /// The most rounds that an answer may lack, if that is bounded.
     pub(super) bound: Option<u64>,
+    /// The most rounds that a worker's copy may lack where it is a cache.
+    pub(super) cache_bound: Option<u64>,
     /// Whether a round's gradients become one step, so that a version means the same bits to everybody.
     pub(super) on_round: bool,
     /// Whether a gradient may be left out for coming late.
@@ -130,9 +132,20 @@ impl Model {
             // A bare condition.
             _ => (None, false, false),
         };
+        let text = |key: &str| {
+            let params = spec.as_ref().map_or(&[][..], |spec| &spec.params);
+            params.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+        };
+        let is_cached = text("cache") != Some("off") && text("overlap") != Some("false");
+        let cache_bound = match spec.as_ref().map(|spec| spec.name.as_str()) {
+            Some("ssp" | "pssp") => number("s"),
+            Some("dsps") => Some(number("min").unwrap_or(1)),
+            _ => None,
+        };
+        let cache_bound = cache_bound.filter(|_| is_cached);
         let has_condition = sync.starts_with("when:") || sync.starts_with("remote:");
         let closes_early = has_condition && sync.contains("push=");
-        Ok(Model { sync: sync.to_owned(), bound, on_round, drops, closes_early })
+        Ok(Model { sync: sync.to_owned(), bound, cache_bound, on_round, drops, closes_early })
     }
 }
 
@@ -148,6 +161,12 @@ mod tests {
             (Some(0), Some(3), Some(8))
         );
         assert_eq!((bound("asp"), bound("pssp:s=3,c=0.5"), bound("psp:c=2")), (None, None, Some(0)));
+        let cache_bound = |sync: &str| Model::of(sync).unwrap().cache_bound;
+        assert_eq!(
+            ["ssp:s=3", "ssp:s=3,cache=off", "ssp:s=3,overlap=false", "dsps", "pssp:s=2,c=1", "bsp"]
+                .map(cache_bound),
+            [Some(3), None, None, Some(1), Some(2), None]
+        );
         for entry in Registry::builtin().consistency.entries() {
             assert!(Model::of(entry.example).is_ok(), "{}", entry.name);
         }

@@ -1,7 +1,8 @@
-//! Answers are never staler than the model allows.
+//! Answers are never staler than the model allows, and neither is what workers compute on.
 //!
 //! Two things are held against the model in force on the shard: the version that the answer claims, and, where workers
-//! push tags, the pushes that it holds.
+//! push tags, the pushes that it holds. The same goes for a worker's copy when an iteration begins: it is within the bound that
+//! the model has for workers, or it is the answer to a pull that was asked for this iteration.
 
 use super::Checker;
 use super::layout::Layout;
@@ -9,6 +10,7 @@ use super::policies::Policies;
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::gradient::Gradients;
+use crate::player::Player;
 use crate::rule::FrameView;
 use crate::scenario::ScenarioError;
 use paramill_core::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
@@ -31,8 +33,14 @@ pub struct Staleness {
     dropped: bool,
     /// Whether the model changes while the job runs.
     switched: bool,
+    /// Whether workers have replicas of what is broadcast instead of copies that they ask for.
+    is_broadcast: bool,
     /// What was asked, by shard, sender, table and the sender's number.
     asked: BTreeMap<(ShardId, NodeId, TableId, u64), Asked>,
+    /// The last iteration for which an answer came, by worker, shard and table.
+    answered: BTreeMap<(WorkerId, ShardId, TableId), Clock>,
+    /// The iteration that each worker's process computes, or computed last.
+    computed: BTreeMap<WorkerId, (u64, Clock)>,
 }
 
 /// A request for parameters.
@@ -66,13 +74,86 @@ impl Staleness {
             workers: cluster.worker_ids().count() as u64,
             iterations: cluster.scenario().iterations,
             dropped: false,
+            is_broadcast: cluster.scenario().policy.is_broadcast(),
             switched: !cluster.scenario().switches.is_empty(),
             asked: BTreeMap::new(),
+            answered: BTreeMap::new(),
+            computed: BTreeMap::new(),
         })
+    }
+
+    /// What a worker computes an iteration on is as fresh as it has to be.
+    fn check_copies(&self, worker: WorkerId, player: &Player, clock: Clock) -> Result<(), String> {
+        let dense = (0..).map(TableId).zip(&self.layout.tables).filter(|(_, spec)| !spec.rows);
+        for (table, spec) in dense {
+            // The values of a slab are the application's, and an exchange waits for its answer.
+            let values = player.worker().values(table);
+            let Some(version) = player.worker().version(table).filter(|_| !values.is_empty()) else {
+                continue;
+            };
+            let mut most = Some(0);
+            for chunk in self.layout.chunks(table) {
+                let Some(model) = self.policies.model(chunk.shard, table) else { continue };
+                let answered = self.answered.get(&(worker, chunk.shard, table)).copied();
+                let bound = match model.cache_bound {
+                    Some(bound) if answered < Some(clock) => Some(bound),
+                    // Parts that partial synchrony goes on without have any age.
+                    _ => model.bound.filter(|_| !model.drops),
+                };
+                most = most.zip(bound).map(|(most, bound)| most.max(bound));
+                let Some(bound) = bound else { continue };
+                let needed = clock.saturating_sub(bound);
+                let elements = chunk.start..chunk.start + u64::from(chunk.len);
+                let owed = |element: &u64| self.owed(*element, needed);
+                let lacking = elements.filter(|element| element % 2 == 0).find(|element| {
+                    !self.dropped
+                        && owed(element).is_some_and(|(_, owed)| values[*element as usize] < owed as f32)
+                });
+                if let Some((element, (owner, owed))) =
+                    lacking.and_then(|it| owed(&it).map(|owed| (it, owed)))
+                {
+                    let count = values[element as usize];
+                    return Err(format!(
+                        "{worker} computes iteration {clock} on {count} pushes of {owner} in table `{}` (element {element}); \
+                         `{}` asks for {owed} at least",
+                        spec.name, model.sync
+                    ));
+                }
+            }
+            if most.is_some_and(|most| clock.saturating_sub(version) > most) {
+                return Err(format!(
+                    "{worker} computes iteration {clock} on version {version} of table `{}`, which may lack {most:?} rounds",
+                    spec.name
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The owner of an element that counts pushes, and how many of its pushes a version has at least.
+    fn owed(&self, element: u64, version: Clock) -> Option<(WorkerId, u64)> {
+        let owner = WorkerId((element % (2 * self.workers) / 2) as u32);
+        // Rounds before its first one did not wait for it, nor do those after its last.
+        let until = version.min(self.iterations);
+        self.counted.get(&owner).map(|first| (owner, until.saturating_sub(*first)))
     }
 }
 
 impl Staleness {
+    /// An answer has come to a worker: of which iteration its request was.
+    fn note_answered(&mut self, frame: &FrameView<'_>) {
+        let header = frame.header;
+        if let (NodeId::Worker(worker), Kind::Params, Some(shard)) =
+            (frame.to, header.kind, sending_shard(frame))
+            && header.flags.has(Flags::LAST)
+            && !header.flags.has(Flags::NOW)
+            && let Some(asked) = self.asked.get(&(shard, frame.to, header.table, header.request))
+        {
+            let last = self.answered.entry((worker, shard, header.table)).or_default();
+            *last = asked.clock.max(*last);
+        }
+    }
+
     fn note_asked(&mut self, shard: ShardId, frame: &FrameView<'_>, request: u64, clock: Clock) {
         let table = frame.header.table;
         let switches = if self.switched { self.policies.switches(shard, table) } else { 0 };
@@ -85,6 +166,7 @@ impl Staleness {
 impl Checker for Staleness {
     fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
         self.policies.on_delivered(frame)?;
+        self.note_answered(frame);
         let shard = match frame.to {
             NodeId::Shard(shard) => Some(shard),
             _ => frame.shard,
@@ -139,11 +221,7 @@ impl Checker for Staleness {
             return Ok(());
         };
         for (element, count) in (start..).zip(values).filter(|(element, _)| element % 2 == 0) {
-            let owner = WorkerId((element % (2 * self.workers) / 2) as u32);
-            // Rounds before its first one did not wait for it, nor do those after its last.
-            let until = needed.min(self.iterations);
-            let owed = self.counted.get(&owner).map(|first| until.saturating_sub(*first));
-            if let Some(owed) = owed
+            if let Some((owner, owed)) = self.owed(element, needed)
                 && count < owed as f32
             {
                 return Err(format!(
@@ -165,6 +243,24 @@ impl Checker for Staleness {
         {
             self.counted.insert(worker, first);
         }
+        // Workers hear of another model before some shards do, and after others.
+        if let (NodeId::Worker(worker), Some(player)) = (node, actor.as_player())
+            && !self.switched
+            && !self.is_broadcast
+            && let Some(clock) = player.computing()
+            && self.computed.insert(worker, (player.life(), clock)) != Some((player.life(), clock))
+        {
+            self.check_copies(worker, player, clock)?;
+        }
         Ok(())
+    }
+}
+
+/// The shard whose answer a frame brings, through an aggregator or not.
+fn sending_shard(frame: &FrameView<'_>) -> Option<ShardId> {
+    match frame.from {
+        NodeId::Shard(shard) => Some(shard),
+        NodeId::Aggregator(_) => frame.shard,
+        _ => None,
     }
 }

@@ -222,6 +222,8 @@ fn scenario(seed: u64, iterations: u64, setting: Setting, sync: &str) -> Scenari
         wire_scale: megabytes(load) * 1e6 / (ELEMENTS * 4) as f64,
         ..NetworkConfig::default()
     };
+    // Algorithm 1: every iteration waits for an answer.
+    let sync = if sync == "asp" { sync.to_owned() } else { format!("{sync},cache=off") };
     Scenario {
         seed,
         iterations,

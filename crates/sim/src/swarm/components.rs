@@ -60,21 +60,33 @@ impl<'a> Components<'a> {
         let entries: Vec<_> = entries.filter(|entry| !wanted.exact || entry.name != "psp").collect();
         let entry = entries[dice.below(entries.len())];
         let workers = u64::from(wanted.workers);
+        let cached = |dice: &mut Dice, params: String| match dice.whole(0, 4) {
+            0 => format!("{params},cache=on"),
+            1 => format!("{params},cache=off"),
+            _ => params,
+        };
         let params = match entry.name {
             "bsp" | "asp" => String::new(),
-            "ssp" => format!("s={}", dice.whole(1, 3)),
-            "dsps" => format!("min={},max={}", dice.whole(1, 2), dice.whole(2, 5)),
+            "ssp" => {
+                let params = format!("s={}", dice.whole(1, 3));
+                cached(dice, params)
+            }
+            "dsps" => {
+                let params = format!("min={},max={}", dice.whole(1, 2), dice.whole(2, 5));
+                cached(dice, params)
+            }
             "drop" => {
                 let late = if dice.chance(0.3) { ",late=apply" } else { "" };
                 format!("n={}{late}", dice.whole(1, workers))
             }
             "pssp" => {
                 let s = dice.whole(1, 3);
-                match dice.whole(0, 2) {
+                let params = match dice.whole(0, 2) {
                     0 => format!("s={s},c={:.2}", dice.between(0.1, 1.0)),
                     1 if !wanted.exact => format!("s={s},alpha=significance"),
                     _ => format!("s={s},alpha={:.2}", dice.between(0.2, 1.5)),
-                }
+                };
+                cached(dice, params)
             }
             "psp" => {
                 let c = format!("c={}", dice.whole(1, workers));

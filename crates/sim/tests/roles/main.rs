@@ -12,6 +12,7 @@ mod broadcast_rows;
 mod codec_switches;
 mod codecs;
 mod conditions;
+mod copies;
 mod hostile;
 mod joining;
 mod landing;
