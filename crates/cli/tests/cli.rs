@@ -253,7 +253,10 @@ fn a_job_that_cannot_work_is_bad_usage() {
         (vec!["--timeout", "5 parsecs"], "such as `500ms`"),
         (vec!["gpt"], "unknown workload `gpt`"),
         (vec!["--inject", "worker=2:sleepy"], "error: fault `worker=2:sleepy`: "),
-        (vec!["--sync", "when:1/0"], "when: `1/0` is given without a name, expected `pull` or `push`"),
+        (
+            vec!["--sync", "when:1/0"],
+            "when: `1/0` is given without a name, expected one of `pull`, `push`, `step`, `late`",
+        ),
         (vec!["--config", "no-such-file.toml"], "error: cannot read the config file no-such-file.toml"),
         (vec!["--config", "/dev/zero"], "the config file /dev/zero: it is longer than 16 MiB"),
     ] {

@@ -15,6 +15,7 @@ mod copies;
 mod encoding;
 mod error;
 mod gradient;
+mod iteration;
 mod layout;
 mod links;
 mod local_table;
@@ -399,7 +400,7 @@ impl Worker {
                 "a gradient is the mean of 1 to {most} samples, and not of {samples}"
             )));
         }
-        self.traffic.set_samples(samples);
+        self.traffic.iteration_mut().set_samples(samples);
         Ok(())
     }
 

@@ -59,9 +59,12 @@ fn job_with_impostor() -> (Server, Job, Table, Impostor) {
     send(&mut control, &frame(Kind::Control, &Control::Declare { tables: vec![spec] }));
     let plan: Plan = std::thread::scope(|scope| {
         scope.spawn(|| job.start().unwrap());
-        match decode("control", &receive(&mut control).1).unwrap() {
-            Control::Plan(plan) => *plan,
-            other => panic!("{other:?}"),
+        loop {
+            match decode("control", &receive(&mut control).1).unwrap() {
+                Control::Plan(plan) => break *plan,
+                Control::Ready { .. } => {}
+                other => panic!("{other:?}"),
+            }
         }
     });
     let address =

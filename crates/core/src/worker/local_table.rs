@@ -476,7 +476,7 @@ impl LocalTable {
         completed.max(self.pulled)
     }
 
-    /// A shard has answered with this version.
+    /// A shard has answered, and no chunk of the answer is of an earlier version: some may be stepped before their round closes.
     pub(super) fn note_version(&mut self, shard: ShardId, version: Clock) {
         if let Some(index) = self.layout.index_of(shard) {
             self.seen[index] = self.seen[index].max(version);

@@ -7,6 +7,7 @@ use super::WorkerError;
 use super::allocation::Allocation;
 use super::copies::{self, Copies, Needed};
 use super::gradient::PullOptions;
+use super::iteration::Iteration;
 use super::layout::Share;
 use super::links::{Idle, Links};
 use super::local_table::LocalTable;
@@ -47,17 +48,10 @@ const ROWS_PER_PULL: usize = limits::MAX_DATA_BYTES / 8;
 pub(super) struct Traffic {
     allocation: Allocation,
     tables: Tables,
-    /// Iterations completed.
-    clock: Clock,
-    /// The newest version that an answer was of.
-    newest: Clock,
-    /// How many samples gradients are the mean of.
-    samples: u32,
+    iteration: Iteration,
     partial_pulls: PartialPulls,
     scheduler: Scheduler,
     requests: Requests,
-    /// The clocks of submissions that are being prepared.
-    submitting: Vec<Clock>,
     tickets: Tickets,
     streams: Streams,
     links: Links,
@@ -73,13 +67,10 @@ impl Traffic {
         Traffic {
             allocation: Allocation::on_heap(),
             tables: Tables::default(),
-            clock: 0,
-            newest: 0,
-            samples: 1,
+            iteration: Iteration::default(),
             partial_pulls: PartialPulls::default(),
             scheduler: Scheduler::new(),
             requests: Requests::default(),
-            submitting: Vec::new(),
             tickets: Tickets::default(),
             streams: Streams::default(),
             links: Links::default(),
@@ -114,7 +105,7 @@ impl Traffic {
 
     /// Iterations completed.
     pub(super) fn current_clock(&self) -> Clock {
-        self.clock
+        self.iteration.clock()
     }
 
     /// Bytes held for parameters and gradients under way.
@@ -170,7 +161,7 @@ impl Traffic {
         let Some(ticket) = self.tickets.start() else { return false };
         // Unless the coordinator has said who was ready last: the worker joins a job that runs.
         self.tickets.hold(ticket, WaitCause::Coordinator, now);
-        self.clock = first;
+        self.iteration.enter(first);
         self.reporter.set_clock(first);
         self.partial_pulls.turn(first);
         if let Some(before) = first.checked_sub(1) {
@@ -268,14 +259,14 @@ impl Traffic {
     /// Leaves once every server has what was pushed: one that hears of the leave first would refuse the rest.
     pub(super) fn say_leave(&mut self, session: &mut Session) {
         let is_due = self.tickets.is_leaving() && session.coordinator().is_up();
-        if is_due && self.submitting.is_empty() && !self.requests.values().any(Request::must_be_sent) {
+        if is_due && !self.iteration.is_submitting() && !self.requests.values().any(Request::must_be_sent) {
             session.say_leave();
         }
     }
 
     /// Without overlap: tells the coordinator of clocks whose pushes all servers have acknowledged.
     fn report_pushed(&mut self, session: &mut Session) {
-        let submitting = self.submitting.iter().copied().min();
+        let submitting = self.iteration.oldest_submission();
         let oldest = self.requests.oldest_unacknowledged().into_iter().chain(submitting).min();
         while let Some(clock) = self.scheduler.next_report(oldest) {
             session.tell_coordinator(&Control::Pushed { clock });
@@ -284,38 +275,34 @@ impl Traffic {
 
     /// Ends the iteration.
     pub(super) fn clock(&mut self, session: &mut Session) {
-        self.scheduler.end_iteration(self.clock);
-        self.clock += 1;
-        self.reporter.set_clock(self.clock);
-        self.partial_pulls.turn(self.clock);
+        self.scheduler.end_iteration(self.iteration.clock());
+        self.iteration.end();
+        self.reporter.set_clock(self.iteration.clock());
+        self.partial_pulls.turn(self.iteration.clock());
         self.publish_partial();
         self.report_pushed(session);
-        self.catch_up(self.newest);
+        self.catch_up();
     }
 
-    /// The answer to a request that waited for its condition is of this version. Rounds before it are closed: where every table's model
-    /// says so, iterations that belong to them are left out, unless a gradient of the current one was pushed.
-    fn catch_up(&mut self, version: Clock) {
-        self.newest = self.newest.max(version);
-        let has_begun = self.submitting.contains(&self.clock)
-            || self.tables.iter().any(|table| table.has_pushed(self.clock));
-        if self.newest <= self.clock || has_begun || !self.tables.catch_up() {
-            return;
+    /// Leaves out iterations whose rounds have closed, where every table's model says so, unless a gradient of the current one was pushed.
+    fn catch_up(&mut self) {
+        let clock = self.iteration.clock();
+        let has_pushed = self.tables.iter().any(|table| table.has_pushed(clock));
+        if self.tables.catch_up() && !has_pushed && self.iteration.catch_up() {
+            self.reporter.set_clock(self.iteration.clock());
+            // Pulls of this clock lack nothing of those rounds.
+            self.scheduler.release(self.iteration.clock() - 1);
         }
-        self.clock = self.newest;
-        self.reporter.set_clock(self.clock);
-        // Pulls of this clock lack nothing of those rounds.
-        self.scheduler.release(self.clock - 1);
     }
 
-    /// Gradients that are pushed from now on are the mean of so many samples.
-    pub(super) fn set_samples(&mut self, samples: u32) {
-        self.samples = samples;
+    /// For what the application says of its gradients.
+    pub(super) fn iteration_mut(&mut self) -> &mut Iteration {
+        &mut self.iteration
     }
 
     /// The clock that the coordinator may have missed the report of.
     pub(super) fn unheard_report(&self) -> Option<Clock> {
-        self.scheduler.repeat(self.clock)
+        self.scheduler.repeat(self.iteration.clock())
     }
 
     /// Time has passed for partial pulls, which do not wait for all blocks for ever.
@@ -340,11 +327,11 @@ impl Traffic {
         kind: SubmissionKind,
         sources: impl IntoIterator<Item = (usize, Source<'a>)>,
     ) -> Submission<'a> {
-        let (clock, allocator) = (self.clock, self.allocation.allocator());
+        let (clock, allocator) = (self.iteration.clock(), self.allocation.allocator());
         let tables = &mut self.tables;
         let begin = |(table, source)| tables[table].begin_submission(table, source, clock, allocator);
         let parts = sources.into_iter().map(begin).collect();
-        self.submitting.push(clock);
+        self.iteration.begin_submission();
         Submission { clock, kind, parts, error: None }
     }
 
@@ -353,9 +340,7 @@ impl Traffic {
         for part in &mut submission.parts {
             self.tables[part.table].end_submission(part);
         }
-        if let Some(index) = self.submitting.iter().position(|clock| *clock == submission.clock) {
-            self.submitting.swap_remove(index);
-        }
+        self.iteration.end_submission(submission.clock);
     }
 
     /// Sends what a submission has prepared. On an error nothing is sent, and it has the slabs that it was begun with.
@@ -438,8 +423,11 @@ impl Traffic {
                 // An aggregator adds gradients up, and wants all of them.
                 let is_dropped = self.tables[table].is_dropped(shard, clock) && !session.is_aggregated();
                 let gradient = Some(if is_dropped { gradient.left_out() } else { gradient.clone() });
-                let kind =
-                    RequestKind::Push { gradient, samples: self.samples, want_params: reply.is_some() };
+                let kind = RequestKind::Push {
+                    gradient,
+                    samples: self.iteration.samples(),
+                    want_params: reply.is_some(),
+                };
                 let request = Request::new(shard, table, clock, ticket, kind).with_reply(reply);
                 let request = request.with_partial(self.tables[table].partial_pull(shard));
                 expected.add(&request);
@@ -469,7 +457,7 @@ impl Traffic {
                 if is_sparse { "is sparse: name the rows to pull" } else { "is dense: pull it whole" };
             return Err(WorkerError::Order(format!("table `{}` {sentence}", local.name())));
         }
-        let clock = local.pull_clock(self.clock);
+        let clock = local.pull_clock(self.iteration.clock());
         let kind = TicketKind::Pull { table: index, clock };
         self.reporter.note_pull(true);
         let per_shard = match options.rows {
@@ -503,7 +491,7 @@ impl Traffic {
         at_once: bool,
     ) -> Ticket {
         let local = &mut self.tables[index];
-        let clock = local.pull_clock(self.clock);
+        let clock = local.pull_clock(self.iteration.clock());
         let fetch_kind = local.pull_kind(at_once);
         let is_partial = fetch_kind == FetchKind::Partial;
         let reply = local.begin_pull(clock, fetch_kind);
@@ -633,11 +621,10 @@ impl Traffic {
         self.reporter.note_pulled(header.payload_bytes);
         let (ticket, table) = (request.ticket(), request.table());
         let local = &mut self.tables[table];
-        local.note_version(from, params.version);
         if params.form == Form::NOTHING && request.fetch().is_some() {
             return self.take_nothing(session, now, from, &params);
         }
-        let push = ServerPush { clock: local.iteration(self.clock), version: params.version };
+        let push = ServerPush { clock: local.iteration(self.iteration.clock()), version: params.version };
         // The first values are needed, however old they are.
         let is_start = self.tickets.start() == Some(ticket);
         let is_conditional = request.is_conditional();
@@ -657,7 +644,8 @@ impl Traffic {
         let is_here = taken.is_ok() && is_conditional;
         self.end_answer(now, id, params.version, taken);
         if is_here {
-            self.catch_up(params.version);
+            self.iteration.note_version(params.version);
+            self.catch_up();
         }
     }
 
@@ -665,6 +653,9 @@ impl Traffic {
     /// counts, it is asked for again.
     fn take_nothing(&mut self, session: &mut Session, now: Time, from: ShardId, params: &Params) {
         let id = params.subject.request;
+        if let Some(request) = self.requests.get_mut(id) {
+            self.tables[request.table()].note_version(from, params.version);
+        }
         self.take_acknowledgement(session, now, from, id);
         match self.requests.get_mut(id).filter(|request| request.is_partial()) {
             Some(request) => {
@@ -689,6 +680,9 @@ impl Traffic {
         let Some(request) = self.requests.get_mut(id) else { return };
         if request.end_answer() {
             self.requests.remove(id);
+        }
+        if taken.is_ok() {
+            self.tables[table].note_version(shard, version);
         }
         if is_partial && taken.is_ok() {
             self.partial_pulls.arrived(now, iteration, block, version);
@@ -777,7 +771,7 @@ impl Traffic {
 
     /// Looks after links that codecs follow.
     fn probe_links(&mut self, session: &mut Session, now: Time) {
-        let pushes = self.submitting.is_empty() && self.requests.oldest_unacknowledged().is_none();
+        let pushes = !self.iteration.is_submitting() && self.requests.oldest_unacknowledged().is_none();
         self.links.send_probes(session, now, Idle { pushes, streams: self.streams.is_settled() });
     }
 
@@ -882,7 +876,8 @@ impl Traffic {
         }
         if let Some(version) = self.tables[stream.table].replica_version(stream.shard).filter(|_| is_answered)
         {
-            self.catch_up(version);
+            self.iteration.note_version(version);
+            self.catch_up();
         }
     }
 
