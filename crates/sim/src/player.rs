@@ -301,6 +301,11 @@ impl Player {
         matches!(self.state, State::Computing { .. }).then(|| self.clock())
     }
 
+    /// Whether it computes on what the worker has of a table: one that goes on while parameters are on their way reads its own copy.
+    pub(crate) fn reads(&self, table: TableId) -> bool {
+        !self.local.as_ref().is_some_and(|local| local.is_in_flight(table))
+    }
+
     /// When the computation at hand is over.
     pub(crate) fn computes_until(&self) -> Option<Time> {
         match self.state {
@@ -694,9 +699,7 @@ impl Player {
     fn digest(&self, index: usize) -> Option<u64> {
         let digest = |values: &[f32]| xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(values));
         let table = TableId(index as u32);
-        // An application that goes on while parameters are on their way reads its own copy.
-        let is_in_flight = self.local.as_ref().is_some_and(|local| local.is_in_flight(table));
-        if self.program.tables[index].rows || is_in_flight {
+        if self.program.tables[index].rows || !self.reads(table) {
             return None;
         }
         match self.program.slabs {

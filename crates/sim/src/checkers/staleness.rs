@@ -85,7 +85,7 @@ impl Staleness {
     /// What a worker computes an iteration on is as fresh as it has to be.
     fn check_copies(&self, worker: WorkerId, player: &Player, clock: Clock) -> Result<(), String> {
         let dense = (0..).map(TableId).zip(&self.layout.tables).filter(|(_, spec)| !spec.rows);
-        for (table, spec) in dense {
+        for (table, spec) in dense.filter(|(table, _)| player.reads(*table)) {
             // The values of a slab are the application's, and an exchange waits for its answer.
             let values = player.worker().values(table);
             let Some(version) = player.worker().version(table).filter(|_| !values.is_empty()) else {
