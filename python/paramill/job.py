@@ -195,7 +195,7 @@ class Job:
         >>> job = pm.init()
         >>> job.table("w", init=[0.0], sync="sps")
         Traceback (most recent call last):
-        paramill.errors.PolicyError: unknown consistency model `sps`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when, remote
+        paramill.errors.PolicyError: unknown consistency model `sps`; known: bsp, asp, ssp, dsps, drop, pssp, psp, quorum, when, remote
         >>> job.close()
         """
         if isinstance(init, (list, tuple, float, int)):

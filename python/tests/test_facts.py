@@ -11,6 +11,7 @@ from paramill import _native
 def test_models_that_average() -> None:
     assert _native.models_of_rounds() == ["bsp", "drop", "psp"]
     assert _native.steps_in_rounds("drop:n=3") and not _native.steps_in_rounds("ssp:s=3")
+    assert not _native.steps_in_rounds("quorum:q=0.75"), "slow workers leave rounds out"
     with pytest.raises(pm.errors.PolicyError, match="unknown consistency model `sps`"):
         _native.steps_in_rounds("sps")
 

@@ -484,7 +484,7 @@ def test_averaging_steps_with_the_given_optimizer(distributed: Any) -> None:
         train(each, own, 10, torch.optim.lr_scheduler.StepLR(own, 3, 0.5))
     assert_same(model, twin, 1e-5)
     assert optimizer.state_dict()["state"][0]["step"] == 10
-    with pytest.raises(pm.errors.PolicyError, match="there is no mean of a round; average under bsp, drop, psp, or"):
+    with pytest.raises(pm.errors.PolicyError, match="no mean of a round that all workers take; average under bsp, drop, psp, or"):
         pm.torch.AveragingOptimizer(torch.optim.SGD(model.parameters(), lr=1), sync="ssp:s=3")
 
 

@@ -58,14 +58,13 @@ pub(crate) fn pulls_partially(sync: &str) -> PyResult<bool> {
     Ok(policy.partial_pull().is_some() || waits)
 }
 
-/// The consistency models under which the gradients of a round make one step, so that a round has a mean.
+/// The consistency models under which the gradients of a round make one step, so that a round has a mean, and every worker takes part in
+/// every round: a replica that left one out would differ from then on.
 #[pyfunction]
 pub(crate) fn models_of_rounds() -> Vec<&'static str> {
     let axis = Registry::builtin().consistency;
     let entries = axis.entries().iter();
-    let makes_rounds = |text: &str| {
-        SyncPolicy::parse(&axis, text).is_ok_and(|policy| policy.model.apply() == Apply::OnRound)
-    };
+    let makes_rounds = |text: &str| SyncPolicy::parse(&axis, text).is_ok_and(|policy| has_means(&policy));
     entries.filter(|entry| makes_rounds(entry.example)).map(|entry| entry.name).collect()
 }
 
@@ -74,7 +73,11 @@ pub(crate) fn models_of_rounds() -> Vec<&'static str> {
 pub(crate) fn steps_in_rounds(sync: &str) -> PyResult<bool> {
     let policy = SyncPolicy::parse(&Registry::builtin().consistency, sync)
         .map_err(|error| raise("PolicyError", error))?;
-    Ok(policy.model.apply() == Apply::OnRound)
+    Ok(has_means(&policy))
+}
+
+fn has_means(policy: &SyncPolicy) -> bool {
+    policy.model.apply() == Apply::OnRound && !policy.model.catches_up()
 }
 
 /// A stage of a codec: its kind, its name, and every parameter with its value, also those that the text leaves out.

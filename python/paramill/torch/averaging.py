@@ -53,7 +53,7 @@ class AveragingOptimizer(WrappedOptimizer, JobOptimizer):
         sync = policies.get("sync") or "bsp"
         if not _native.steps_in_rounds(sync):
             raise PolicyError(
-                f"under `{sync}` there is no mean of a round; average under {', '.join(_native.models_of_rounds())}, or name an "
+                f"under `{sync}` there is no mean of a round that all workers take; average under {', '.join(_native.models_of_rounds())}, or name an "
                 "optimizer of the servers"
             )
         if _native.pulls_partially(sync):
