@@ -21,7 +21,6 @@ mod cache;
 mod controller;
 mod drop;
 mod dsps;
-pub mod expression;
 mod policy;
 mod psp;
 mod pssp;

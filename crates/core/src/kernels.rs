@@ -18,7 +18,7 @@ mod values;
 
 pub use accumulate::{add, add_scaled, add_values, copy, fill, scale};
 pub use finite::{all_finite, clip_non_finite};
-pub use norm::squared_norm;
+pub use norm::{squared_norm, squared_norm_of_sum};
 pub use values::{Bf16, Element, F16, Source, Sum, Values};
 
 #[cfg(test)]

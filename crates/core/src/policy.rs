@@ -15,6 +15,7 @@ pub use typed::{Codecs, NonFinite, Order, Reduce};
 
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
+use crate::hold::Hold;
 use crate::limits;
 use crate::local::{self, LocalSteps};
 use crate::optimizer::OptimizerPolicy;
@@ -202,6 +203,11 @@ impl Policy {
     /// Whether servers broadcast a table's versions, instead of answering pulls.
     pub fn is_broadcast(&self) -> bool {
         self.get(Axis::Broadcast) != "none"
+    }
+
+    /// Which updates workers hold back, if they hold some.
+    pub fn hold(&self, registry: &Registry) -> Result<Option<Hold>, SpecError> {
+        Hold::parse(&registry.hold, self.get(Axis::Hold))
     }
 
     /// The steps that workers make by themselves, if they make some.

@@ -3,6 +3,7 @@
 use crate::broadcast::{self, Broadcast};
 use crate::codec::{self, Stage};
 use crate::consistency::{self, Consistency};
+use crate::hold::{self, Criterion};
 use crate::optimizer::{self, Optimizer};
 use crate::placement::{self, Placement};
 use crate::spec::{Spec, SpecError};
@@ -98,6 +99,8 @@ pub struct Registry {
     pub codec: Axis<Stage>,
     /// On which way parameters reach everybody who reads them.
     pub broadcast: Axis<dyn Broadcast>,
+    /// Which updates workers hold back.
+    pub hold: Axis<dyn Criterion>,
 }
 
 impl Registry {
@@ -109,6 +112,7 @@ impl Registry {
             optimizer: optimizer::axis(),
             codec: codec::axis(),
             broadcast: broadcast::axis(),
+            hold: hold::axis(),
         }
     }
 }

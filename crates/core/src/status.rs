@@ -22,6 +22,10 @@ pub struct WorkerReport {
     pub version: Option<Clock>,
     /// How it got the parameters that it computed on.
     pub reads: ReadsReport,
+    /// What became of its updates, where the policy `hold` is used.
+    pub updates: Option<UpdatesReport>,
+    /// What it holds back at the moment and by which policy, of the table that has waited longest.
+    pub holding: Option<String>,
     /// The worker's wait as a sentence, if it waits.
     pub waiting: Option<String>,
     /// The links that it pushes over, where a codec's threshold follows them.
@@ -67,6 +71,41 @@ impl fmt::Display for ReadsReport {
             "{at_once} began at once and {after_wait} after a wait, {waited_s:.1} s in all; {pulls} pulls; parameters lacked at most \
              {max_staleness} rounds"
         )
+    }
+}
+
+/// What became of a worker's updates under the policy `hold`: each is one of a dense table, or of a row.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpdatesReport {
+    /// Updates that were sent.
+    pub sent: u64,
+    /// Gradients that were held back at first.
+    pub held: u64,
+    /// The most iterations for which a gradient was held back.
+    pub longest: u64,
+}
+
+impl UpdatesReport {
+    /// Those of several workers together; `None` where none of them may hold updates back.
+    pub fn sum(reports: impl Iterator<Item = Option<UpdatesReport>>) -> Option<UpdatesReport> {
+        reports.flatten().reduce(UpdatesReport::beside)
+    }
+
+    /// Those of two workers together.
+    pub fn beside(self, other: UpdatesReport) -> UpdatesReport {
+        UpdatesReport {
+            sent: self.sent + other.sent,
+            held: self.held + other.held,
+            longest: self.longest.max(other.longest),
+        }
+    }
+}
+
+/// A line for people.
+impl fmt::Display for UpdatesReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let UpdatesReport { sent, held, longest } = self;
+        write!(f, "{sent} sent; {held} gradients held back first, for at most {longest} iterations")
     }
 }
 

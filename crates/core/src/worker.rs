@@ -15,6 +15,7 @@ mod copies;
 mod encoding;
 mod error;
 mod gradient;
+mod holder;
 mod iteration;
 mod layout;
 mod links;
@@ -514,8 +515,44 @@ impl Worker {
         self.send_verdict(asked.shard, asked.table, asked.question.number, holds);
     }
 
-    /// Leaves the job; the others go on without this worker.
+    /// Sends what is held back by the policy `hold`, in an iteration of its own, in which a worker that holds nothing back pushes nothing.
+    /// All workers do so after the same iteration, as they would push. No tickets where the policy is not used.
+    pub fn flush(&mut self, now: Time) -> Result<Vec<Ticket>, WorkerError> {
+        self.session.check_started()?;
+        let tables = self.traffic.holding(true);
+        if tables.is_empty() {
+            return Ok(Vec::new());
+        }
+        let tickets = self.send_held(now, tables)?;
+        self.clock();
+        Ok(tickets)
+    }
+
+    fn send_held(&mut self, now: Time, tables: Vec<usize>) -> Result<Vec<Ticket>, WorkerError> {
+        let clock = self.traffic.current_clock();
+        if tables.iter().any(|table| self.traffic.tables()[*table].has_pushed(clock)) {
+            self.clock();
+        }
+        let mut tickets = Vec::with_capacity(tables.len());
+        for table in tables {
+            let kind = SubmissionKind::Push { want_params: false };
+            let mut submission = self.traffic.begin_submission(kind, [(table, Source::Held)]);
+            submission.prepare(&Alone);
+            tickets.push(self.finish(now, &mut submission)?);
+        }
+        Ok(tickets)
+    }
+
+    /// Leaves the job; the others go on without this worker. What is held back goes to the servers before.
     pub fn leave(&mut self, now: Time) -> Ticket {
+        if self.session.check_started().is_ok() {
+            let tables = self.traffic.holding(false);
+            match self.send_held(now, tables) {
+                // Leaving waits for what has to be sent, whoever waits for the tickets.
+                Ok(tickets) => tickets.into_iter().for_each(|ticket| drop(self.redeem(ticket))),
+                Err(error) => self.session.log(format!("updates that were held back are lost: {error}")),
+            }
+        }
         let ticket = self.traffic.tickets_mut().open_leave(now);
         self.traffic.say_leave(&mut self.session);
         ticket

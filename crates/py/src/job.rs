@@ -213,6 +213,12 @@ impl Job {
         Ok(())
     }
 
+    /// Sends what is held back by the policy `hold`.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        let job = self.job()?;
+        py.detach(|| job.flush()).map_err(client)
+    }
+
     /// Says that this worker is at a barrier.
     fn arrive(&self, py: Python<'_>, name: &str) -> PyResult<Handle> {
         let job = self.job()?;

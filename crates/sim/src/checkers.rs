@@ -2,6 +2,7 @@
 //! table and the clock; the world adds the time.
 
 mod exactly_once;
+mod held;
 mod layout;
 mod memory;
 mod policies;
@@ -11,6 +12,7 @@ mod staleness;
 mod trace;
 
 pub use exactly_once::ExactlyOnce;
+pub use held::Held;
 pub use memory::Memory;
 pub use readers::Readers;
 pub use replicas::Replicas;

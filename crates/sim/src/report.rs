@@ -6,7 +6,7 @@ use crate::scenario::{Scenario, ScenarioError};
 use crate::stall::{StallWatch, who_waits};
 use crate::world::Violation;
 use paramill_core::consistency::SyncStats;
-use paramill_core::status::ReadsReport;
+use paramill_core::status::{ReadsReport, UpdatesReport};
 use paramill_core::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::waits::Waited;
 use serde::Serialize;
@@ -39,6 +39,8 @@ pub struct Report {
     pub mean_staleness: f64,
     /// How all workers together got the parameters that they computed on.
     pub reads: ReadsReport,
+    /// What became of all workers' updates, where the policy `hold` is used.
+    pub updates: Option<UpdatesReport>,
     /// How busy the servers' links were while the job ran.
     pub links: Vec<LinkOutcome>,
     /// How hosts hang together, with every rate.
@@ -197,6 +199,7 @@ impl Report {
                 .iter()
                 .map(|(_, player)| player.worker().report().reads)
                 .fold(ReadsReport::default(), ReadsReport::beside),
+            updates: UpdatesReport::sum(players.iter().map(|(_, player)| player.worker().report().updates)),
             sync,
             links: (0..scenario.servers).map(ServerId).map(link).collect(),
             network: cluster.hosts().describe(&scenario.network),

@@ -8,7 +8,7 @@ mod draw;
 pub use draw::Drawn;
 
 use crate::canary::Canary;
-use crate::checkers::{Checkers, ExactlyOnce, Memory, Readers, Replicas, Staleness, Trace};
+use crate::checkers::{Checkers, ExactlyOnce, Held, Memory, Readers, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
 use crate::compute::SendMode;
 use crate::gradient::Gradients;
@@ -84,8 +84,9 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 12] = [
+pub const EVENTS: [&str; 13] = [
     "cache",
+    "held",
     "join",
     "landing",
     "layerwise",
@@ -199,8 +200,13 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     let has_joined = cluster.worker_ids().filter(late).any(|worker| takes_part(&worker));
     let has_rows = drawn.scenario.tables.iter().any(|table| table.rows);
     let is_at_once = |worker: WorkerId| cluster.player(worker).worker().report().reads.at_once > 0;
+    let has_held = |worker: WorkerId| {
+        let updates = cluster.player(worker).worker().report().updates;
+        updates.is_some_and(|updates| updates.held > 0)
+    };
     let happened = [
         ("cache", cluster.worker_ids().any(is_at_once)),
+        ("held", cluster.worker_ids().any(has_held)),
         ("join", has_joined),
         ("landing", counts.landings > 0),
         ("layerwise", drawn.scenario.compute.send == SendMode::Layerwise),
@@ -332,6 +338,9 @@ fn checkers(drawn: &Drawn, cluster: &Cluster, trace: Option<fn(&str)>) -> Result
     checkers.add(Staleness::new(cluster, drawn.play.gradients, &drawn.mortal, &drawn.reborn)?);
     checkers.add(Replicas::new(cluster)?);
     checkers.add(Memory::new(cluster)?);
+    if let Some(held) = Held::new(cluster)? {
+        checkers.add(held);
+    }
     if drawn.scenario.readers > 0 {
         checkers.add(Readers::new(cluster));
     }

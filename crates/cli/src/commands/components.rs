@@ -74,6 +74,7 @@ impl Catalogue {
                 AxisText::of("optimizer", &registry.optimizer),
                 AxisText::of("codec", &registry.codec),
                 AxisText::of("broadcast", &registry.broadcast),
+                AxisText::of("hold", &registry.hold),
             ],
         }
     }

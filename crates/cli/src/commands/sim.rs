@@ -198,6 +198,9 @@ fn print(report: &Report, output: &Output) -> Result<(), Failure> {
         report.sync.max_staleness
     ))?;
     output.text(format!("{}", report.reads))?;
+    if let Some(updates) = report.updates {
+        output.text(format!("updates: {updates}"))?;
+    }
     let mut workers = Table::new([
         ("worker", Align::Right),
         ("iterations", Align::Right),

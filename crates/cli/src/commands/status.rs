@@ -112,7 +112,10 @@ fn workers(workers: &[WorkerStatus]) -> Table {
             format!("{:.1}", reads.waited_s),
             reads.max_staleness.to_string(),
             match worker.state {
-                MemberState::Running | MemberState::Joining => report.waiting.clone().unwrap_or_default(),
+                MemberState::Running | MemberState::Joining => {
+                    let sentences = [&report.waiting, &report.holding].into_iter().flatten();
+                    sentences.map(String::as_str).collect::<Vec<_>>().join("; ")
+                }
                 MemberState::Left | MemberState::Dead => String::new(),
             },
         ]);

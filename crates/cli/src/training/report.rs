@@ -6,7 +6,7 @@ use crate::plan::JobPlan;
 use crate::plot::{Body, Chart, Line};
 use anyhow::{Context, Result};
 use paramill_core::policy::{Axis, Policy};
-use paramill_core::status::ReadsReport;
+use paramill_core::status::{ReadsReport, UpdatesReport};
 use paramill_core::waits::Waited;
 use serde::Serialize;
 
@@ -39,6 +39,8 @@ pub(crate) struct TrainReport {
     pub(crate) bytes_relayed: u64,
     /// How all workers together got the parameters that they computed on.
     pub(crate) reads: ReadsReport,
+    /// What became of their updates, where the policy `hold` is used.
+    pub(crate) updates: Option<UpdatesReport>,
     pub(crate) pulls: u64,
     /// Delayed pull requests, of all tables on all servers.
     pub(crate) dprs: u64,
@@ -105,6 +107,7 @@ impl TrainReport {
             bytes_pulled: work.bytes_pulled,
             bytes_relayed: work.bytes_relayed,
             reads: work.reads,
+            updates: work.updates,
             pulls: end.sync.pulls,
             dprs: end.sync.dprs,
             max_staleness: end.sync.max_staleness,
@@ -149,6 +152,9 @@ impl TrainReport {
             format!("{} pushed, {} pulled{relayed}", bytes(self.bytes_pushed), bytes(self.bytes_pulled)),
         );
         row("iterations", self.reads.to_string());
+        if let Some(updates) = self.updates {
+            row("updates", updates.to_string());
+        }
         // Where everything is broadcast, nobody pulls.
         if self.pulls > 0 || !self.policy.is_broadcast() {
             row("staleness", self.staleness_text());

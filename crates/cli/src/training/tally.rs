@@ -53,7 +53,15 @@ mod tests {
     fn work(steps: u64, seconds: f64) -> Work {
         let bytes_relayed = 2 * steps;
         let reads = ReadsReport { at_once: steps, ..ReadsReport::default() };
-        Work { steps, seconds, bytes_pushed: 10 * steps, bytes_pulled: steps, bytes_relayed, reads }
+        Work {
+            steps,
+            seconds,
+            bytes_pushed: 10 * steps,
+            bytes_pulled: steps,
+            bytes_relayed,
+            reads,
+            updates: None,
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use local::LocalTraining;
 use paramill_core::codec::Factors;
 use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
-use paramill_core::status::{MemberState, ReadsReport, Status};
+use paramill_core::status::{MemberState, ReadsReport, Status, UpdatesReport};
 use paramill_core::types::WorkerId;
 use paramill_core::waits::Waited;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
@@ -37,6 +37,8 @@ pub(crate) struct Work {
     pub(crate) bytes_relayed: u64,
     /// How it got the parameters that it computed on.
     pub(crate) reads: ReadsReport,
+    /// What became of its updates, where the policy `hold` is used.
+    pub(crate) updates: Option<UpdatesReport>,
 }
 
 impl Work {
@@ -49,6 +51,7 @@ impl Work {
             bytes_pulled: self.bytes_pulled + other.bytes_pulled,
             bytes_relayed: self.bytes_relayed + other.bytes_relayed,
             reads: self.reads.beside(other.reads),
+            updates: UpdatesReport::sum([self.updates, other.updates].into_iter()),
         }
     }
 }
@@ -132,6 +135,7 @@ pub(crate) fn run(
             bytes_pulled: report.bytes_pulled,
             bytes_relayed: report.bytes_relayed,
             reads: report.reads,
+            updates: report.updates,
         }
     };
     let (mut steps, mut gradients) = (0, vec![Vec::new(); tables.len()]);
@@ -177,6 +181,8 @@ pub(crate) fn run(
     for table in &mut tables {
         table.settle()?;
     }
+    // What is held back belongs to the result.
+    job.flush()?;
     let digest = digest(&tables)?;
     let seconds = began.elapsed().as_secs_f64();
     job.barrier_within("trained", END_TIMEOUT)?;

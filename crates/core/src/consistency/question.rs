@@ -103,7 +103,7 @@ impl Question {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::consistency::expression::{PULL_VARIABLES, VARIABLES};
+    use crate::expression::{PULL_VARIABLES, VARIABLES};
 
     #[test]
     fn a_question_shows_what_expressions_see() {

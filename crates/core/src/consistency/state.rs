@@ -434,7 +434,7 @@ fn unsigned(progress: i64) -> Clock {
 #[cfg(test)]
 impl SyncState {
     /// Version `v_train` with a worker at each progress, by rank; for tests of conditions.
-    pub(super) fn at(v_train: Clock, progress: &[i64]) -> SyncState {
+    pub(crate) fn at(v_train: Clock, progress: &[i64]) -> SyncState {
         let mut state = SyncState { v_train, ..SyncState::default() };
         for (rank, &progress) in progress.iter().enumerate() {
             let worker = WorkerId(rank as u32);

@@ -1,8 +1,8 @@
 //! Conditions of the user's own, as expressions.
 
 use super::drop::Late;
-use super::expression::{Condition, Scope};
 use super::{Admit, Apply, Close, Consistency, Decision, PullView, SyncState};
+use crate::expression::{Condition, Scope};
 use crate::prng::Prng;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
@@ -116,7 +116,7 @@ impl Consistency for When {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::consistency::expression::{FUNCTIONS, PULL_VARIABLES, VARIABLES};
+    use crate::expression::{FUNCTIONS, PULL_VARIABLES, VARIABLES};
 
     #[test]
     fn the_manual_names_everything_that_can_be_used() {

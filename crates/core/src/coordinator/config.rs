@@ -3,6 +3,7 @@
 use crate::broadcast::Topology;
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
+use crate::hold::Hold;
 use crate::limits;
 use crate::local;
 use crate::policy::{Axis, JobPolicies, Policy, PolicyOverride, Reduce};
@@ -192,6 +193,9 @@ pub(super) fn check_table(
         if policy.is_local() {
             check_local(table, &policy, &sync, registry).map_err(fault)?;
         }
+        if let Some(hold) = policy.hold(registry)? {
+            check_hold(&hold, &policy, registry).map_err(fault)?;
+        }
         if answers.needs_bandwidth().is_some() && !policy.is_broadcast() {
             return Err(fault(format!(
                 "`{answers}` follows the links on which versions are broadcast, and answers to pulls are none; give it \
@@ -301,6 +305,30 @@ fn check_local(
         return Err(format!(
             "{local}: what is pushed are differences, and `{optimizer}` would take them for parameters; use `{}`",
             local::OUTER
+        ));
+    }
+    Ok(())
+}
+
+/// Whether updates of a table can be held back: several become one, which is sent late.
+fn check_hold(hold: &Hold, policy: &Policy, registry: &Registry) -> Result<(), String> {
+    let axis = Axis::Hold;
+    if policy.is_broadcast() && hold.asks_to_hold_pulls() {
+        return Err(format!(
+            "{axis}={hold}: servers broadcast its versions, and nobody asks for them; leave out `pulls=on`"
+        ));
+    }
+    if policy.is_local() {
+        return Err(format!(
+            "{axis}={hold}: with {}={} workers synchronise now and then by themselves; leave out one of the two",
+            Axis::Local,
+            policy.get(Axis::Local)
+        ));
+    }
+    let optimizer = policy.optimizer(registry).map_err(|error| error.to_string())?;
+    if optimizer.assigns() {
+        return Err(format!(
+            "{axis}={hold}: parameters become what is pushed (`{optimizer}`), and updates that are held back are added up; use {axis}=none"
         ));
     }
     Ok(())
@@ -439,6 +467,43 @@ mod tests {
                 },
                 &all[..1],
                 Some("slow workers leave rounds out"),
+            ),
+            ("held updates", with(Axis::Hold, "variance:2"), all, None),
+            (
+                "held updates of local steps",
+                JobConfig {
+                    policy: with(Axis::Local, "steps:h=4").policy.with(Axis::Hold, "variance:2"),
+                    ..job()
+                },
+                &all[..1],
+                Some("hold=variance:2: with local=steps:h=4 workers synchronise now and then by themselves"),
+            ),
+            (
+                "held updates of what is assigned",
+                JobConfig {
+                    policy: with(Axis::Optimizer, "assign").policy.with(Axis::Hold, "variance:2"),
+                    ..job()
+                },
+                &all[..1],
+                Some("parameters become what is pushed"),
+            ),
+            (
+                "held pulls of what is broadcast",
+                JobConfig {
+                    policy: with(Axis::Broadcast, "star").policy.with(Axis::Hold, "variance:2,pulls=on"),
+                    ..job()
+                },
+                &all[..1],
+                Some("nobody asks for them; leave out `pulls=on`"),
+            ),
+            (
+                "held updates of what is broadcast",
+                JobConfig {
+                    policy: with(Axis::Broadcast, "star").policy.with(Axis::Hold, "variance:2"),
+                    ..job()
+                },
+                &all[..1],
+                None,
             ),
             (
                 "local steps of rows",

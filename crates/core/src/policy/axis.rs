@@ -2,6 +2,7 @@
 
 use super::typed::{codecs, elements_in};
 use crate::consistency::SyncPolicy;
+use crate::hold::{self, Hold};
 use crate::limits;
 use crate::local::{self, LocalSteps};
 use crate::optimizer::OptimizerPolicy;
@@ -36,6 +37,8 @@ pub enum Axis {
     Local,
     /// Which frames overtake others.
     Priority,
+    /// Which updates workers hold back.
+    Hold,
 }
 
 /// One axis of [`AXES`].
@@ -80,7 +83,7 @@ pub enum Text {
 }
 
 /// Every axis, in the order in which users are shown them.
-pub static AXES: [Info; 12] = [
+pub static AXES: [Info; 13] = [
     Info {
         axis: Axis::Sync,
         name: "sync",
@@ -188,6 +191,15 @@ pub static AXES: [Info; 12] = [
         scope: Scope::Table,
         fixed: None,
         text: Text::Choice(&["front", "none"]),
+    },
+    Info {
+        axis: Axis::Hold,
+        name: "hold",
+        default: hold::NONE,
+        about: "Which updates workers hold back and merge with later ones, such as significance:0.05 or variance:2,most=4",
+        scope: Scope::Table,
+        fixed: None,
+        text: Text::Component(|registry, text| Hold::parse(&registry.hold, text).map(|_| ())),
     },
 ];
 

@@ -20,7 +20,7 @@ fn the_list_is_in_the_order_of_the_axes_and_its_defaults_mean_something() {
 
 #[test]
 fn a_name_that_is_none_answers_with_those_that_exist() {
-    let known = "known: sync, placement, optimizer, codec, answer_codec, broadcast, reduce, order, nonfinite, chunk, local, priority";
+    let known = "known: sync, placement, optimizer, codec, answer_codec, broadcast, reduce, order, nonfinite, chunk, local, priority, hold";
     for typed in ["snyc=asp", "=asp", "Sync=asp"] {
         let error = Policies::parse([typed]).unwrap_err().to_string();
         assert!(error.starts_with("unknown policy `") && error.contains(known), "{error}");

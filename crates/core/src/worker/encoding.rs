@@ -221,16 +221,12 @@ impl PushCodec {
     pub(super) fn put_refused_back(&mut self, layout: &Layout) {
         let Some(Refused { gradient, by, .. }) = self.refused.take() else { return };
         let plain = self.decoded(layout, &gradient, |shard| by.contains(&shard));
-        let OutgoingForm::Decoded(places) = &plain.form else { return };
         // A gradient that the application prepared does not have it.
         self.is_carrying |= self.elements.is_some();
-        let encoder = self.keeper(layout);
-        for (number, range) in places.chunks.iter().filter(|(_, range)| !range.is_empty()) {
-            let chunk = layout.chunk_at(*number);
-            if by.contains(&chunk.shard) {
+        let (encoder, mut values) = (self.keeper(layout), Vec::new());
+        for (number, chunk) in layout.chunks().filter(|(_, chunk)| by.contains(&chunk.shard)) {
+            if plain.read_chunk(layout, number, &chunk, &mut values) {
                 let place = elements_of(&chunk);
-                let mut values = vec![0.0; place.len()];
-                read_plain(&mut values, &plain.buffer.as_bytes()[range.clone()], layout);
                 // Absent elements have no gradient to put back.
                 Absent::in_chunk(plain.missing.ranges(), place.clone()).clear_in(&mut values);
                 encoder.put_back_values(place.start, &values);
@@ -546,6 +542,33 @@ fn append_plain(bytes: &mut Vec<u8>, values: &[f32], layout: &Layout) {
     for (row, number) in rows() {
         if numbers.binary_search(&number).is_ok() {
             bytes.extend_from_slice(bytemuck::cast_slice(row));
+        }
+    }
+}
+
+impl Outgoing {
+    /// Makes `values` those of a chunk; `false` when it has none of them, or a codec made them.
+    fn read_chunk(&self, layout: &Layout, number: u32, chunk: &Chunk, values: &mut Vec<f32>) -> bool {
+        let place = elements_of(chunk);
+        values.clear();
+        values.resize(place.len(), 0.0);
+        match &self.form {
+            OutgoingForm::Decoded(payloads) => {
+                let Ok(at) = payloads.chunks.binary_search_by_key(&number, |(of, _)| *of) else {
+                    return false;
+                };
+                let range = payloads.chunks[at].1.clone();
+                read_plain(values, &self.buffer.as_bytes()[range.clone()], layout);
+                !range.is_empty()
+            }
+            OutgoingForm::Dense(dtype) => {
+                let bytes = place.start * dtype.bytes()..place.end * dtype.bytes();
+                let Some(elements) = dtype.values(&self.buffer.as_bytes()[bytes]) else { return false };
+                kernels::copy(values, elements);
+                true
+            }
+            OutgoingForm::Rows(rows) => spread_rows(values, layout, chunk, rows, self.buffer.as_slice()),
+            OutgoingForm::Encoded(_) | OutgoingForm::Nothing | OutgoingForm::Held => false,
         }
     }
 }

@@ -4,15 +4,17 @@ use super::WorkerError;
 use super::answers::{Answers, Decoders};
 use super::encoding::{self, PushCodec, TableCodecs};
 use super::gradient::Gradient;
-use super::layout::{Layout, elements_of};
+use super::holder::{HeldRows, HoldCounts, Holder, Holding};
+use super::layout::{Layout, RowPlace, elements_of};
 use super::memory::{self, BesideSlab, FetchId, FetchKind, FetchOptions, ParameterMemory};
-use super::request::{Outgoing, OutgoingForm};
+use super::request::{Asks, Outgoing, OutgoingForm};
 use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
 use crate::codec::Codec;
 use crate::consistency::{Admit, Ask, ClientUpdate, CopyView, PartialPull, ServerPush, SyncPolicy};
+use crate::hold::Hold;
 use crate::landing::Destination;
 use crate::lease::Lease;
 use crate::policy::NonFinite;
@@ -38,6 +40,10 @@ pub(super) struct LocalTable {
     /// Its end here. Gone while a submission has it.
     push_codec: Option<PushCodec>,
     meanwhile: Meanwhile,
+    /// Which updates are held back, if some are.
+    hold: Option<Arc<Hold>>,
+    /// What is held back. Gone while a submission has it.
+    holder: Option<Holder>,
     answers: Answers,
     /// Where it is broadcast: its values as they were, from which pulls are answered.
     replica: Option<Replica>,
@@ -106,10 +112,23 @@ pub(super) struct TablePolicies {
     /// The same for servers that have rules of their own.
     pub(super) sync_apart: BTreeMap<ServerId, SyncPolicy>,
     pub(super) is_broadcast: bool,
+    /// Which updates are held back, if some are.
+    pub(super) hold: Option<Hold>,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
     /// Its codecs, if that epoch is another one than before.
     pub(super) codecs: Option<TableCodecs>,
+}
+
+/// What a worker asks for after a push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Nothing: it goes on with the parameters that are here.
+    Nothing,
+    /// That it may go on with them.
+    Leave,
+    /// The parameters that follow.
+    Parameters,
 }
 
 /// A pull of a whole table, and where servers that share memory with this process may put the answer.
@@ -125,12 +144,15 @@ impl LocalTable {
     pub(super) fn new(spec: TableSpec, initial: Vec<f32>) -> LocalTable {
         // Row pushes differ in length from step to step; keeping their buffers would only hoard.
         let spare = if spec.rows { 0 } else { SPARE_BUFFERS };
+        let layout = Layout::new(spec);
         LocalTable {
-            layout: Arc::new(Layout::new(spec)),
+            holder: Some(Holder::new(layout.is_sparse().then(|| layout.row_width()))),
+            layout: Arc::new(layout),
             parameters: ParameterMemory::new(Arc::new(Heap), spare),
             codec: None,
             push_codec: Some(PushCodec::default()),
             meanwhile: Meanwhile::default(),
+            hold: None,
             answers: Answers::default(),
             replica: None,
             versions_need: None,
@@ -173,8 +195,20 @@ impl LocalTable {
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
     /// ([`LocalTable::decoded`]).
     pub(super) fn follow(&mut self, policies: TablePolicies, decoders: &mut Decoders) {
-        let TablePolicies { nonfinite, is_prioritized, sync, sync_apart, is_broadcast, valid_from, codecs } =
-            policies;
+        let TablePolicies {
+            nonfinite,
+            is_prioritized,
+            sync,
+            sync_apart,
+            is_broadcast,
+            hold,
+            valid_from,
+            codecs,
+        } = policies;
+        self.hold = hold.map(Arc::new);
+        if self.hold.is_none() {
+            self.holder.as_mut().and_then(Holder::rows_mut).into_iter().for_each(HeldRows::forget_copies);
+        }
         self.nonfinite = nonfinite;
         self.is_prioritized = is_prioritized;
         self.sync = Some(sync);
@@ -354,7 +388,8 @@ impl LocalTable {
     pub(super) fn memory_bytes(&self) -> usize {
         let codec = self.push_codec.as_ref().map_or(0, PushCodec::memory_bytes);
         let replica = self.replica.as_ref().map_or(0, Replica::memory_bytes);
-        self.parameters.memory_bytes() + codec + self.answers.memory_bytes() + replica
+        let held = self.holder.as_ref().map_or(0, Holder::memory_bytes);
+        self.parameters.memory_bytes() + codec + self.answers.memory_bytes() + replica + held
     }
 
     // Questions to the consistency model.
@@ -453,8 +488,21 @@ impl LocalTable {
         self.failure.as_ref()
     }
 
-    /// Whether parameters are asked for after a gradient of this clock.
-    pub(super) fn asks_after(&self, clock: Clock) -> bool {
+    /// Whether parameters are asked for after a gradient of this clock, which is held back or not.
+    pub(super) fn wish_after(&self, clock: Clock, is_held: bool) -> Wish {
+        let holds_pulls = self.hold.as_ref().is_some_and(|hold| hold.holds_pulls());
+        let lacks = (clock + 1).saturating_sub(self.parameters.version());
+        match self.cache_bound() {
+            _ if !self.asks_after(clock) => Wish::Nothing,
+            // Where the application would wait for another copy, it is asked for.
+            Some(bound) if is_held && holds_pulls && lacks <= bound => Wish::Nothing,
+            None if is_held && holds_pulls && !self.is_broadcast() => Wish::Leave,
+            _ => Wish::Parameters,
+        }
+    }
+
+    /// Whether the consistency model asks for parameters after a gradient of this clock.
+    fn asks_after(&self, clock: Clock) -> bool {
         let copy = self.cache_bound().map(|bound| CopyView {
             lacks: (clock + 1).saturating_sub(self.parameters.version()),
             bound,
@@ -576,16 +624,21 @@ impl LocalTable {
         let codec = self.push_codec.take().expect("one gradient of a table is submitted at a time");
         self.pushed = Some(clock);
         self.parameters.let_front_go();
+        let is_held = self.hold.is_some() || self.holds_back();
+        let holding =
+            self.holder.take_if(|_| is_held).map(|holder| Holding { hold: self.hold.clone(), holder });
+        let compares =
+            codec.needs_parameters() || self.hold.as_ref().is_some_and(|hold| hold.needs_parameters());
         let surroundings = Surroundings {
             layout: self.layout.clone(),
             nonfinite: self.nonfinite,
             pool: self.parameters.pool().clone(),
             allocator: allocator.clone(),
-            parameters: codec.needs_parameters().then(|| self.parameters.read()).flatten(),
+            parameters: compares.then(|| self.parameters.read()).flatten(),
             lacks_room: self.lacks_room,
             may_end_early: self.is_partial(),
         };
-        Part::new(table, source, codec, surroundings)
+        Part::new(table, source, codec, holding, surroundings)
     }
 
     /// Whether a gradient is being submitted.
@@ -595,6 +648,9 @@ impl LocalTable {
 
     /// Takes back the codec that a submission had. What it made by a codec that holds no more leaves it.
     pub(super) fn end_submission(&mut self, part: &mut Part<'_>) {
+        if let Some(Holding { holder, .. }) = part.holding.take() {
+            self.holder = Some(holder);
+        }
         let Some(mut codec) = part.codec.take() else { return };
         self.nonfinite_seen += u64::from(part.is_nonfinite);
         let Meanwhile { next, refused } = std::mem::take(&mut self.meanwhile);
@@ -622,6 +678,50 @@ impl LocalTable {
         match &mut self.push_codec {
             Some(codec) => codec.note_refused(&self.layout, clock, by, gradient),
             None => self.meanwhile.refused.push(RefusedPush { clock, by, gradient }),
+        }
+    }
+
+    // Updates that are held back.
+
+    /// Whether gradients of it are held back.
+    pub(super) fn holds_back(&self) -> bool {
+        self.holder.as_ref().is_some_and(|holder| !holder.is_empty())
+    }
+
+    /// Whether updates of it may be held back.
+    pub(super) fn may_hold(&self) -> bool {
+        self.hold.is_some() || self.holds_back()
+    }
+
+    /// What became of its updates.
+    pub(super) fn hold_counts(&self) -> HoldCounts {
+        self.holder.as_ref().map_or_else(HoldCounts::default, Holder::counts)
+    }
+
+    /// For how many iterations something has been held back in this one, and a sentence about it, if something is.
+    pub(super) fn explain_hold(&self, clock: Clock) -> Option<(u64, String)> {
+        let age = self.holder.as_ref()?.age(clock)?;
+        let policy = match &self.hold {
+            Some(hold) => format!("hold={hold}"),
+            None => "goes with the next push".to_owned(),
+        };
+        let sentence =
+            format!("holds an update of table `{}` back since {age} iterations ({policy})", self.name());
+        Some((age, sentence))
+    }
+
+    /// Puts rows that need not be asked for in an iteration to their places in `to`; the others are left.
+    pub(super) fn answer_rows(&self, clock: Clock, wanted: &mut Vec<RowPlace>, to: &mut [f32]) {
+        let hold = self.hold.as_ref().filter(|hold| hold.holds_pulls() && !self.is_broadcast());
+        if let (Some(hold), Some(held)) = (hold, self.holder.as_ref().and_then(Holder::rows)) {
+            held.answer(hold.most(), clock, wanted, to);
+        }
+    }
+
+    /// Rows that were pulled for an iteration are here.
+    pub(super) fn note_rows(&mut self, clock: Clock, rows: &[RowPlace], values: &[f32]) {
+        if let Some(held) = self.holder.as_mut().and_then(Holder::rows_mut).filter(|_| self.hold.is_some()) {
+            held.note_pulled(clock, rows, values);
         }
     }
 
@@ -743,7 +843,8 @@ impl LocalTable {
         mut slab: Slab,
         sent: Sent,
         clock: Clock,
-    ) -> (Outgoing, SlabInFlight, Option<Reply>) {
+        wish: Wish,
+    ) -> (Outgoing, SlabInFlight, Asks) {
         let (table, missing, takes_halves) = (slab.table(), slab.missing().clone(), slab.takes_halves());
         let values_type = self.slab_type().filter(|_| takes_halves).unwrap_or(DType::F32);
         slab.convert_values(values_type);
@@ -757,10 +858,10 @@ impl LocalTable {
                 (outgoing, GradientInFlight::Sent(buffer))
             }
         };
-        if !self.asks_after(clock) {
+        if let Wish::Nothing | Wish::Leave = wish {
             let values = ValuesInFlight::Kept(values);
             let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
-            return (outgoing, slab, None);
+            return (outgoing, slab, if wish == Wish::Leave { Asks::Leave } else { Asks::Nothing });
         }
         self.pulled = clock + 1;
         // Servers put what answers consist of there, and nothing else.
@@ -769,7 +870,7 @@ impl LocalTable {
         let place = place.filter(|_| wants_place);
         let values = ValuesInFlight::Awaited(fetch);
         let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
-        (outgoing, slab, Some(Reply { fetch, place, dtype: values_type }))
+        (outgoing, slab, Asks::Parameters(Reply { fetch, place, dtype: values_type }))
     }
 
     /// Begins a pull for this iteration into a slab's memory, or beside it where the exchange may end before all of it is here.
@@ -889,6 +990,7 @@ mod tests {
                 sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
                 sync_apart: BTreeMap::new(),
                 is_broadcast: false,
+                hold: None,
                 valid_from: 1,
                 codecs: TableCodecs::new(&registry, &spec, &Policy::default(), Default::default()).ok(),
             },
@@ -915,8 +1017,9 @@ mod tests {
         let mut slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
         slab.values_mut().fill(5.0);
         slab.gradient_mut().fill(1.0);
-        let (outgoing, in_flight, reply) = table.begin_exchange(slab, Sent::InPlace(DType::F32), 0);
-        assert!(reply.is_none(), "this model does not ask after the first iteration");
+        let wish = table.wish_after(0, false);
+        let (outgoing, in_flight, asks) = table.begin_exchange(slab, Sent::InPlace(DType::F32), 0, wish);
+        assert!(matches!(asks, Asks::Nothing), "this model does not ask after the first iteration");
         assert_eq!(outgoing.buffer.as_slice(), [1.0; 4]);
         // A frame is still to be sent.
         let slab = table.end_exchange(in_flight, 0, &Heap);
@@ -957,6 +1060,7 @@ mod tests {
             sync: SyncPolicy::parse(&Registry::builtin().consistency, "bsp").unwrap(),
             sync_apart: BTreeMap::new(),
             is_broadcast: false,
+            hold: policy.hold(&Registry::builtin()).unwrap(),
             valid_from: table.valid_from() + 1,
             codecs: TableCodecs::new(
                 &Registry::builtin(),

@@ -37,6 +37,23 @@ impl Missing {
         self.0.as_deref().unwrap_or(&[])
     }
 
+    /// Everything is missing of a gradient of so many elements.
+    pub(super) fn all(elements: usize) -> Missing {
+        Missing(Some(Arc::from([0..elements])))
+    }
+
+    /// What both lack. Beyond [`limits::MAX_ABSENT_RANGES`] ranges it counts as zeros, which every receiver can take.
+    pub(super) fn intersection(&self, other: &Missing) -> Missing {
+        let (mut both, mut rest) = (Vec::new(), other.ranges());
+        for range in self.ranges() {
+            rest = &rest[rest.partition_point(|other| other.end <= range.start)..];
+            let within = rest.iter().take_while(|other| other.start < range.end);
+            both.extend(within.map(|other| other.start.max(range.start)..other.end.min(range.end)));
+        }
+        both.truncate(limits::MAX_ABSENT_RANGES);
+        Missing((!both.is_empty()).then(|| both.into()))
+    }
+
     /// What a chunk's frame carries, and whether it begins with a list of what is missing. Where something is, the bytes are
     /// copied behind that list.
     pub(super) fn body(&self, chunk: &Chunk, buffer: &Lease, bytes: Range<usize>) -> (Body, bool) {
@@ -57,6 +74,21 @@ impl Missing {
 #[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_gradients_lack_what_both_lack() {
+        let missing = |ranges: &[Range<usize>]| Missing::new(ranges.to_vec(), 20).unwrap();
+        let (one, other) = (missing(&[0..4, 6..9, 12..20]), missing(&[2..7, 8..14, 15..16, 18..20]));
+        let both = [2..4, 6..7, 8..9, 12..14, 15..16, 18..20];
+        assert_eq!(
+            (one.intersection(&other).ranges(), other.intersection(&one).ranges()),
+            (&both[..], &both[..])
+        );
+        assert_eq!(one.intersection(&Missing::all(20)).ranges(), one.ranges());
+        assert!(
+            one.intersection(&NOTHING).ranges().is_empty() && NOTHING.intersection(&one).ranges().is_empty()
+        );
+    }
 
     #[test]
     fn ranges_that_cannot_be_missing_are_refused() {

@@ -79,6 +79,8 @@ pub(super) enum OutgoingForm {
     Decoded(Arc<Payloads>),
     /// The server would drop it, and hears that there is one.
     Nothing,
+    /// It is held back: its chunks have no gradient.
+    Held,
 }
 
 /// A table's part of what is pushed in one go.
@@ -86,8 +88,27 @@ pub(super) enum OutgoingForm {
 pub(super) struct TablePush {
     pub(super) table: usize,
     pub(super) gradient: Outgoing,
-    /// The parameters that follow are wanted there.
-    pub(super) reply: Option<Reply>,
+    pub(super) asks: Asks,
+}
+
+/// What is asked for with a push.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Asks {
+    /// An acknowledgement.
+    Nothing,
+    /// That the consistency model lets the worker go on, with the parameters that it has.
+    Leave,
+    /// The parameters that follow, there.
+    Parameters(Reply),
+}
+
+impl Asks {
+    pub(super) fn reply(self) -> Option<Reply> {
+        match self {
+            Asks::Parameters(reply) => Some(reply),
+            Asks::Nothing | Asks::Leave => None,
+        }
+    }
 }
 
 /// Outcome of an acknowledgement.
@@ -196,6 +217,14 @@ impl Request {
 
     pub(super) fn fetch(&self) -> Option<FetchId> {
         self.fetch
+    }
+
+    /// The rows that it asks for; none where it is not about rows.
+    pub(super) fn rows(&self) -> &[RowPlace] {
+        match &self.kind {
+            RequestKind::Pull { rows: Some(rows), .. } => rows,
+            RequestKind::Pull { rows: None, .. } | RequestKind::Init { .. } | RequestKind::Push { .. } => &[],
+        }
     }
 
     /// The version of what is here of the answer.
@@ -565,10 +594,22 @@ impl Outgoing {
                 };
                 self.chunk_frames(push, shard, payloads, layout, form, send);
             }
+            OutgoingForm::Held => self.held_frames(push, shard, layout, send),
             OutgoingForm::Nothing => {
                 let piece = Piece { is_last: true, ..push.piece };
                 send(push_frame(Push { piece, form: Form::NOTHING, ..push }, Body::Empty));
             }
+        }
+    }
+
+    /// A frame for every chunk, which lacks all of it.
+    fn held_frames(&self, push: Push, shard: ShardId, layout: &Layout, send: &mut impl FnMut(Frame)) {
+        let chunks = layout.chunks_of(shard);
+        let count = chunks.len();
+        for (sequence, (number, chunk)) in (0..).zip(chunks) {
+            let (body, has_absent) = self.missing.body(&chunk, &self.buffer, 0..0);
+            let piece = Piece { chunk: number, sequence, is_last: sequence as usize + 1 == count };
+            send(push_frame(Push { piece, form: Form::PLAIN, has_absent, ..push }, body));
         }
     }
 

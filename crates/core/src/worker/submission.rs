@@ -8,17 +8,19 @@
 use super::WorkerError;
 use super::encoding::{Made, Plain, PushCodec};
 use super::gradient::Gradient;
+use super::holder::{Held, Holding, MergedRows, MergedTable};
 use super::layout::{Layout, elements_of};
 use super::missing::{Missing, NOTHING};
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{Prepared, Slab};
 use crate::codec::{CodecError, half};
 use crate::hands::{self, Hands};
+use crate::hold::{Hold, UpdateView};
 use crate::kernels;
 use crate::lease::{Lease, Pool};
 use crate::limits;
 use crate::policy::NonFinite;
-use crate::store::Allocate;
+use crate::store::{Allocate, Buffer};
 use crate::types::Clock;
 use crate::wire::DType;
 use std::sync::Arc;
@@ -53,7 +55,24 @@ pub(super) struct Part<'a> {
     pub(super) sent: Option<Sent>,
     /// It has NaN or Inf.
     pub(super) is_nonfinite: bool,
+    /// What is held back of the table, where the policy `hold` holds something or did.
+    pub(super) holding: Option<Holding>,
+    /// Its update is held back.
+    pub(super) is_held: bool,
+    /// The gradient in other memory than the application's: clipped, or as it was before the application prepared it.
+    own: Option<Buffer>,
+    /// The update together with the gradient, as a criterion sees it.
+    update: Option<UpdateView>,
+    /// The update that is sent in place of the gradient.
+    merged: Option<Merged>,
     surroundings: Surroundings,
+}
+
+/// Gradients that were held back and are sent now, with the newest one.
+#[derive(Debug)]
+enum Merged {
+    Table(MergedTable),
+    Rows(MergedRows),
 }
 
 /// What a part knows of its table.
@@ -63,7 +82,7 @@ pub(super) struct Surroundings {
     pub(super) nonfinite: NonFinite,
     pub(super) pool: Pool,
     pub(super) allocator: Arc<dyn Allocate>,
-    /// The parameters, where the codec compares a gradient with them and a slab does not have them.
+    /// The parameters, where the codec or the policy `hold` compares a gradient with them and a slab does not have them.
     pub(super) parameters: Option<Lease>,
     /// A link that it travels over carries less than the codec needs.
     pub(super) lacks_room: bool,
@@ -78,6 +97,8 @@ pub(super) enum Source<'a> {
     Given(Gradient<'a>, Missing),
     /// In a slab. Gone once it is in flight, or was returned.
     Slab(Option<Slab>),
+    /// There is none: what is held back of the table is to be sent.
+    Held,
 }
 
 /// A gradient as it is sent.
@@ -110,15 +131,19 @@ impl Source<'_> {
     pub(super) fn take_slab(&mut self) -> Option<Slab> {
         match self {
             Source::Slab(slab) => slab.take(),
-            Source::Given(..) => None,
+            Source::Given(..) | Source::Held => None,
         }
     }
 
     fn slab(&self) -> Option<&Slab> {
         match self {
             Source::Slab(slab) => slab.as_ref(),
-            Source::Given(..) => None,
+            Source::Given(..) | Source::Held => None,
         }
+    }
+
+    fn prepared(&self) -> Prepared {
+        self.slab().map_or(Prepared::Gradient, Slab::prepared)
     }
 
     fn plain<'b>(&'b self, clock: Clock, surroundings: &'b Surroundings) -> Plain<'b> {
@@ -143,7 +168,7 @@ impl Source<'_> {
                 parameters,
                 lacks_room: surroundings.lacks_room,
             },
-            (Source::Slab(_), None) => Plain {
+            (Source::Slab(_) | Source::Held, None) => Plain {
                 clock,
                 gradient: Gradient::Dense(&[]),
                 prepared: Prepared::Gradient,
@@ -161,19 +186,57 @@ impl<'a> Part<'a> {
         table: usize,
         source: Source<'a>,
         codec: PushCodec,
+        holding: Option<Holding>,
         surroundings: Surroundings,
     ) -> Part<'a> {
-        Part { table, source, codec: Some(codec), sent: None, is_nonfinite: false, surroundings }
+        Part {
+            table,
+            source,
+            codec: Some(codec),
+            sent: None,
+            is_nonfinite: false,
+            holding,
+            is_held: false,
+            own: None,
+            update: None,
+            merged: None,
+            surroundings,
+        }
     }
 
-    /// Prepares what a codec need not encode, and looks at what it does.
+    /// Looks at everything that may be refused.
     fn look(&mut self, clock: Clock, hands: &dyn Hands) -> Result<(), WorkerError> {
         if let Source::Slab(Some(slab)) = &mut self.source {
             slab.clear_missing();
         }
-        let Part { source, codec, surroundings, .. } = self;
+        match &self.holding {
+            // What it has merged before is not looked at again, and what the application prepared has to be decoded first.
+            Some(holding) if holding.holder.has_merged(clock) => Ok(()),
+            Some(_) if self.source.prepared() != Prepared::Gradient => Ok(()),
+            Some(_) => self.measure(clock),
+            None => self.look_at_gradient(clock, hands),
+        }
+    }
+
+    /// Encodes what is not prepared by now, unless it is held back.
+    fn encode(&mut self, clock: Clock, hands: &dyn Hands) -> Result<(), WorkerError> {
+        let Some(holding) = &self.holding else { return self.encode_gradient(clock, hands) };
+        if self.source.prepared() != Prepared::Gradient && !holding.holder.has_merged(clock) {
+            self.expand(clock)?;
+            self.measure(clock)?;
+        }
+        let Some(mut holding) = self.holding.take() else { return Ok(()) };
+        let encoded = self.hold_or_encode(&mut holding, clock, hands);
+        self.holding = Some(holding);
+        encoded
+    }
+
+    /// Prepares what a codec need not encode, and looks at what it does.
+    fn look_at_gradient(&mut self, clock: Clock, hands: &dyn Hands) -> Result<(), WorkerError> {
+        let is_own = self.own.is_some() || self.merged.is_some();
+        let Part { source, codec, own, merged, surroundings, .. } = self;
         let Some(codec) = codec else { return Ok(()) };
-        let plain = source.plain(clock, surroundings);
+        let plain = plain(source, own.as_ref(), merged.as_ref(), clock, surroundings);
         if let Some(dtype) = codec.prepared_halves(&plain) {
             self.sent = Some(surroundings.of_slab(&plain, dtype));
             return Ok(());
@@ -183,7 +246,7 @@ impl<'a> Part<'a> {
         }
         let is_finite = match codec.elements() {
             // Another pass over a slab would cost as much as sending it, and servers look too.
-            Some(DType::F32) if source.slab().is_some() => {
+            Some(DType::F32) if source.slab().is_some() && !is_own => {
                 self.sent = Some(surroundings.of_slab(&plain, DType::F32));
                 return Ok(());
             }
@@ -206,18 +269,234 @@ impl<'a> Part<'a> {
     }
 
     /// Lets the codec encode what is not prepared by now.
-    fn encode(&mut self, clock: Clock, hands: &dyn Hands) -> Result<(), WorkerError> {
-        let Part { source, codec, surroundings, .. } = self;
+    fn encode_gradient(&mut self, clock: Clock, hands: &dyn Hands) -> Result<(), WorkerError> {
+        let Part { source, codec, own, merged, surroundings, .. } = self;
         let (Some(codec), None) = (codec, &self.sent) else { return Ok(()) };
-        let plain = source.plain(clock, surroundings);
+        let plain = plain(source, own.as_ref(), merged.as_ref(), clock, surroundings);
         self.sent = Some(Sent::Made(surroundings.encode(codec, &plain, hands)?));
         Ok(())
+    }
+
+    /// Measures the gradient together with what is held back, and refuses what is not finite: once it is merged, it cannot be taken out
+    /// any more.
+    fn measure(&mut self, clock: Clock) -> Result<(), WorkerError> {
+        let Part { source, holding, own, surroundings, .. } = self;
+        let Some(Holding { holder, .. }) = holding else { return Ok(()) };
+        let given = plain(source, own.as_ref(), None, clock, surroundings).gradient;
+        if !kernels::all_finite(given.values()) {
+            self.is_nonfinite = true;
+            if surroundings.nonfinite != NonFinite::Clip {
+                return Err(surroundings.not_finite(clock));
+            }
+            *own = Some(surroundings.clipped(&given));
+        }
+        let gradient = plain(source, own.as_ref(), None, clock, surroundings).gradient;
+        let is_finite = match (&holder.held, gradient) {
+            (Held::Rows(held), Gradient::Rows { rows, values }) => held.is_finite_with(rows, values),
+            (Held::Table(held), _) if !matches!(source, Source::Held) => {
+                let values = gradient.values();
+                let view = held.view(values, kernels::squared_norm(values), clock);
+                self.update = Some(view);
+                view.squared_norm.is_finite()
+            }
+            _ => true,
+        };
+        if is_finite { Ok(()) } else { Err(surroundings.not_finite(clock)) }
+    }
+
+    /// Merges the gradient with what is held back, and holds it back or encodes it.
+    fn hold_or_encode(
+        &mut self,
+        holding: &mut Holding,
+        clock: Clock,
+        hands: &dyn Hands,
+    ) -> Result<(), WorkerError> {
+        if holding.holder.has_merged(clock) && !matches!(self.source, Source::Held) {
+            // An earlier attempt at this push failed: what it merged is held back, or is sent again as it is.
+            let refused = self.codec.as_mut().and_then(|codec| codec.take_refused(clock));
+            self.is_held = refused.is_none();
+            self.sent = Some(Sent::Made(refused.unwrap_or_else(|| self.surroundings.nothing())));
+            return Ok(());
+        }
+        self.merge(holding, clock);
+        let is_nothing = matches!(self.source, Source::Held) && self.merged.is_none();
+        if self.is_held || is_nothing {
+            self.sent = Some(Sent::Made(self.surroundings.nothing()));
+            return Ok(());
+        }
+        let encoded = match self.merged.take() {
+            Some(Merged::Table(merged)) if self.sends_floats() => {
+                self.sent = Some(Sent::Made(self.surroundings.of_merged(merged)));
+                return Ok(());
+            }
+            Some(Merged::Rows(rows)) if rows.rows.is_empty() => {
+                self.sent = Some(Sent::Made(self.surroundings.nothing()));
+                return Ok(());
+            }
+            merged => {
+                self.merged = merged;
+                self.look_at_gradient(clock, hands).and_then(|()| self.encode_gradient(clock, hands))
+            }
+        };
+        let is_merged = self.merged.is_some();
+        match (self.merged.take(), &mut holding.holder.held, &encoded) {
+            (Some(Merged::Table(merged)), Held::Table(held), Err(_)) => held.put_back(merged),
+            (Some(Merged::Rows(merged)), Held::Rows(held), Err(_)) => held.put_back(merged, clock),
+            (Some(Merged::Table(merged)), ..) => self.surroundings.pool.keep(merged.sum),
+            _ => {}
+        }
+        if let Some(Sent::Made(outgoing)) = &mut self.sent {
+            // The application cannot push again what was held back before.
+            outgoing.is_counted |= is_merged;
+        }
+        encoded
+    }
+
+    /// Decodes a gradient that the application prepared.
+    fn expand(&mut self, clock: Clock) -> Result<(), WorkerError> {
+        let Part { source, codec, surroundings, .. } = self;
+        let Some(codec) = codec else { return Ok(()) };
+        let plain = plain(source, None, None, clock, surroundings);
+        let mut buffer = surroundings.pool.take(surroundings.layout.elements(), &*surroundings.allocator);
+        codec.expand(&plain, buffer.as_mut_slice()).map_err(|why| surroundings.codec_fault(why, &plain))?;
+        self.own = Some(buffer);
+        Ok(())
+    }
+
+    /// Holds the gradient back, or takes out what is to be sent.
+    fn merge(&mut self, holding: &mut Holding, clock: Clock) {
+        let Part { source, own, surroundings, update, merged, .. } = self;
+        let Holding { hold, holder } = holding;
+        let given = plain(source, own.as_ref(), None, clock, surroundings);
+        let has_gradient = !matches!(source, Source::Held);
+        match (&mut holder.held, given.gradient) {
+            (Held::Rows(held), gradient) => {
+                let (rows, values, hold) = match gradient {
+                    Gradient::Rows { rows, values } => (rows, values, hold.as_deref()),
+                    _ => (&[][..], &[][..], None),
+                };
+                let rows = held.merge(hold, rows, values, clock);
+                holder.note_merged(clock);
+                holder.count(rows.rows.len() as u64, rows.longest, rows.held);
+                *merged = Some(Merged::Rows(rows));
+            }
+            (Held::Table(held), gradient) => {
+                let gradient = has_gradient.then_some((gradient.values(), given.missing));
+                let view = update.map(|view| surroundings.compared(view, hold.as_deref(), source));
+                let held_back = hold.as_ref().zip(view).filter(|(hold, view)| hold.holds(view));
+                if let Some((gradient, (_, view))) = gradient.zip(held_back) {
+                    held.keep(gradient, &view, (&surroundings.pool, &*surroundings.allocator));
+                    holder.note_merged(clock);
+                    holder.count(0, 0, 1);
+                    self.is_held = true;
+                    return;
+                }
+                let age = held.since().map_or(0, |since| clock.saturating_sub(since));
+                let update = held.take(gradient);
+                if update.is_some() {
+                    holder.note_merged(clock);
+                }
+                holder.count(1, age, 0);
+                *merged = update.map(Merged::Table);
+            }
+        }
+    }
+
+    /// Whether the codec sends gradients as they are.
+    fn sends_floats(&self) -> bool {
+        self.codec.as_ref().is_some_and(|codec| codec.elements() == Some(DType::F32))
+    }
+}
+
+/// The gradient that is sent: merged with what was held back, in memory of the worker's own, or the application's.
+fn plain<'b>(
+    source: &'b Source<'_>,
+    own: Option<&'b Buffer>,
+    merged: Option<&'b Merged>,
+    clock: Clock,
+    surroundings: &'b Surroundings,
+) -> Plain<'b> {
+    let given = source.plain(clock, surroundings);
+    let made = Plain { prepared: Prepared::Gradient, followed: None, ..given };
+    match (merged, own, given.gradient) {
+        (Some(Merged::Table(merged)), ..) => {
+            Plain { gradient: Gradient::Dense(merged.sum.as_slice()), missing: &merged.missing, ..made }
+        }
+        (Some(Merged::Rows(merged)), ..) => {
+            Plain { gradient: Gradient::Rows { rows: &merged.rows, values: &merged.values }, ..made }
+        }
+        (None, Some(own), Gradient::Rows { rows, .. }) => {
+            Plain { gradient: Gradient::Rows { rows, values: own.as_slice() }, ..made }
+        }
+        (None, Some(own), _) => Plain { gradient: Gradient::Dense(own.as_slice()), ..made },
+        (None, None, _) => given,
     }
 }
 
 impl Surroundings {
     fn not_finite(&self, clock: Clock) -> WorkerError {
         WorkerError::NonFinite { table: self.layout.name().to_owned(), clock }
+    }
+
+    fn codec_fault(&self, why: CodecError, plain: &Plain<'_>) -> WorkerError {
+        match why {
+            CodecError::NonFinite if plain.prepared != Prepared::Gradient => self.not_finite(plain.clock),
+            why => WorkerError::Codec { table: self.layout.name().to_owned(), why },
+        }
+    }
+
+    /// The push of an iteration whose update is held back: no element has a gradient, and no row is in it.
+    fn nothing(&self) -> Outgoing {
+        let (form, missing) = match self.layout.is_sparse() {
+            true => (OutgoingForm::Rows(Arc::default()), Missing::default()),
+            false => (OutgoingForm::Held, Missing::all(self.layout.elements())),
+        };
+        Outgoing { buffer: Buffer::zeroed(0).into(), form, missing, is_counted: false }
+    }
+
+    /// An update that is sent as it is. The application cannot push it again.
+    fn of_merged(&self, merged: MergedTable) -> Outgoing {
+        let MergedTable { sum, missing, .. } = merged;
+        let form = OutgoingForm::Dense(DType::F32);
+        Outgoing { buffer: self.pool.lend(sum), form, missing, is_counted: true }
+    }
+
+    /// A gradient that has NaN or Inf, without them: chunk by chunk, as servers do, and row by row.
+    fn clipped(&self, gradient: &Gradient<'_>) -> Buffer {
+        let values = gradient.values();
+        let mut buffer = self.pool.take(values.len(), &*self.allocator);
+        let clipped = &mut buffer.as_mut_slice()[..values.len()];
+        clipped.copy_from_slice(values);
+        match gradient {
+            Gradient::Rows { .. } => {
+                for row in clipped.chunks_mut(self.layout.row_width()) {
+                    kernels::clip_non_finite(row);
+                }
+            }
+            Gradient::Dense(_) | Gradient::Product { .. } => {
+                let chunks = self.layout.chunks();
+                for (_, chunk) in chunks {
+                    kernels::clip_non_finite(&mut clipped[elements_of(&chunk)]);
+                }
+            }
+        }
+        buffer
+    }
+
+    /// The view of an update with the norm of the parameters, where the policy looks at that.
+    fn compared(&self, view: UpdateView, hold: Option<&Hold>, source: &Source<'_>) -> UpdateView {
+        if !hold.is_some_and(Hold::needs_parameters) {
+            return view;
+        }
+        let squared_parameters = match source.slab() {
+            Some(slab) if slab.values_type() == DType::F32 => kernels::squared_norm(slab.values()),
+            Some(slab) => {
+                let halves = slab.values_type().values(slab.value_bytes());
+                halves.map_or(0.0, |halves| kernels::squared_norm(&halves.to_vec()))
+            }
+            None => self.parameters.as_ref().map_or(0.0, |lease| kernels::squared_norm(lease.as_slice())),
+        };
+        UpdateView { squared_parameters, ..view }
     }
 
     /// A slab's gradient, which consists of elements of this type.
@@ -267,10 +546,7 @@ impl Surroundings {
             return Ok(encoded);
         }
         codec.put_refused_back(layout);
-        let fault = |why: CodecError| match why {
-            CodecError::NonFinite if prepared != Prepared::Gradient => self.not_finite(clock),
-            why => WorkerError::Codec { table: layout.name().to_owned(), why },
-        };
+        let fault = |why: CodecError| self.codec_fault(why, plain);
         if codec.sends_plainly(plain) {
             let mut buffer = self.pool.take(layout.elements(), &*self.allocator);
             codec.expand(plain, buffer.as_mut_slice()).map_err(fault)?;

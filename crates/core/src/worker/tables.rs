@@ -221,6 +221,7 @@ fn policies_of(
         sync,
         sync_apart,
         is_broadcast: policy.is_broadcast(),
+        hold: policy.hold(registry).map_err(|error| fault(error.to_string()))?,
         valid_from,
         codecs,
     })

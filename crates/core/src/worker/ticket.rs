@@ -167,8 +167,8 @@ impl Pending {
     }
 
     /// Rows that the answers bring go here.
-    pub(super) fn with_rows(mut self, elements: usize) -> Pending {
-        self.rows = vec![0.0; elements];
+    pub(super) fn with_rows(mut self, rows: Vec<f32>) -> Pending {
+        self.rows = rows;
         self
     }
 
@@ -290,6 +290,10 @@ impl Pending {
     /// The first error counts.
     pub(super) fn fail(&mut self, error: WorkerError) {
         self.error.get_or_insert(error);
+    }
+
+    pub(super) fn rows(&self) -> &[f32] {
+        &self.rows
     }
 
     pub(super) fn rows_mut(&mut self) -> &mut [f32] {

@@ -7,14 +7,15 @@ use super::WorkerError;
 use super::allocation::Allocation;
 use super::copies::{self, Copies, Needed};
 use super::gradient::PullOptions;
+use super::holder::HoldCounts;
 use super::iteration::Iteration;
 use super::layout::Share;
 use super::links::{Idle, Links};
-use super::local_table::LocalTable;
+use super::local_table::{LocalTable, Wish};
 use super::memory::FetchKind;
 use super::partial_pull::PartialPulls;
 use super::reporter::Reporter;
-use super::request::{self, Answer, Payload, Request, RequestKind, TablePush};
+use super::request::{self, Answer, Asks, Payload, Request, RequestKind, TablePush};
 use super::requests::Requests;
 use super::scheduler::Scheduler;
 use super::session::{Access, Session};
@@ -30,7 +31,7 @@ use crate::landing::{Destination, Landing};
 use crate::limits;
 use crate::policy::PolicyOverride;
 use crate::registry::Registry;
-use crate::status::WorkerReport;
+use crate::status::{UpdatesReport, WorkerReport};
 use crate::store::Allocate;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::waits::{Delay, WaitCause};
@@ -343,6 +344,13 @@ impl Traffic {
         self.iteration.end_submission(submission.clock);
     }
 
+    /// Tables that hold updates back; with `all` also those that may.
+    pub(super) fn holding(&self, all: bool) -> Vec<usize> {
+        let is_meant = |local: &LocalTable| if all { local.may_hold() } else { local.holds_back() };
+        let tables = self.tables.iter().enumerate().filter(|(_, local)| !local.is_submitting());
+        tables.filter(|(_, local)| is_meant(local)).map(|(table, _)| table).collect()
+    }
+
     /// Sends what a submission has prepared. On an error nothing is sent, and it has the slabs that it was begun with.
     pub(super) fn finish(
         &mut self,
@@ -379,8 +387,9 @@ impl Traffic {
             let Some(sent) = part.sent.take() else { continue };
             match (part.source.take_slab(), sent) {
                 (Some(slab), sent) => {
-                    let (gradient, slab, reply) = local.begin_exchange(slab, sent, clock);
-                    pushes.push(TablePush { table, gradient, reply });
+                    let wish = local.wish_after(clock, part.is_held);
+                    let (gradient, slab, asks) = local.begin_exchange(slab, sent, clock, wish);
+                    pushes.push(TablePush { table, gradient, asks });
                     in_flight.push(slab);
                 }
                 (None, Sent::Made(gradient)) => {
@@ -389,9 +398,13 @@ impl Traffic {
                     if wants {
                         pending = pending.read_by(clock + 1).with_copy(fetch_kind == FetchKind::Background);
                     }
-                    let asks = wants && local.asks_after(clock);
-                    let reply = asks.then(|| local.begin_pull(clock + 1, fetch_kind));
-                    pushes.push(TablePush { table, gradient, reply });
+                    let wish = if wants { local.wish_after(clock, part.is_held) } else { Wish::Nothing };
+                    let asks = match wish {
+                        Wish::Nothing => Asks::Nothing,
+                        Wish::Leave => Asks::Leave,
+                        Wish::Parameters => Asks::Parameters(local.begin_pull(clock + 1, fetch_kind)),
+                    };
+                    pushes.push(TablePush { table, gradient, asks });
                 }
                 // Only a slab has memory that frames are sent from.
                 (None, Sent::InPlace(_)) => {}
@@ -416,8 +429,9 @@ impl Traffic {
     ) -> Ticket {
         let ticket = self.tickets.reserve();
         let mut expected = Expected::default();
-        for TablePush { table, gradient, reply } in pushes {
+        for TablePush { table, gradient, asks } in pushes {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
+            let reply = asks.reply();
             self.reporter.note_pull(reply.is_some());
             for shard in shards {
                 // An aggregator adds gradients up, and wants all of them.
@@ -432,6 +446,14 @@ impl Traffic {
                 let request = request.with_partial(self.tables[table].partial_pull(shard));
                 expected.add(&request);
                 self.request(session, now, request);
+                if matches!(asks, Asks::Leave) {
+                    // A pull of no rows: the model lets the worker go on, and nothing comes with that.
+                    let kind = RequestKind::Pull { rows: Some(Vec::new()), now: false };
+                    let request = Request::new(shard, table, clock + 1, ticket, kind);
+                    let request = request.with_partial(self.tables[table].partial_pull(shard));
+                    expected.add(&request);
+                    self.request(session, now, request);
+                }
             }
         }
         let is_partial = expected.loose != Outstanding::default();
@@ -466,17 +488,23 @@ impl Traffic {
             None => return Ok(self.pull_whole(session, now, kind, index, options.now)),
         };
         let rows: usize = per_shard.iter().map(|of_shard| of_shard.rows.len()).sum();
-        let elements = rows * local.layout().row_width();
+        let mut values = vec![0.0; rows * local.layout().row_width()];
         let ticket = self.tickets.reserve();
         let mut answers = 0;
-        for of_shard in per_shard {
-            for rows in of_shard.rows.chunks(ROWS_PER_PULL) {
+        for mut of_shard in per_shard {
+            if !options.now {
+                self.tables[index].answer_rows(clock, &mut of_shard.rows, &mut values);
+            }
+            // Of a shard of which no row is wanted any more, the leave to go on.
+            for part in 0..of_shard.rows.len().div_ceil(ROWS_PER_PULL).max(1) {
+                let end = of_shard.rows.len().min((part + 1) * ROWS_PER_PULL);
+                let rows = of_shard.rows[part * ROWS_PER_PULL..end].to_vec();
                 answers += 1;
-                let kind = RequestKind::Pull { rows: Some(rows.to_vec()), now: options.now };
+                let kind = RequestKind::Pull { rows: Some(rows), now: options.now };
                 self.request(session, now, Request::new(of_shard.shard, index, clock, ticket, kind));
             }
         }
-        let pending = Pending::new(kind, now).expecting(0, answers).with_rows(elements);
+        let pending = Pending::new(kind, now).expecting(0, answers).with_rows(values);
         self.tickets.file(ticket, if options.now { pending } else { pending.read_by(clock) });
         self.answer_at_once(now, index);
         Ok(ticket)
@@ -642,6 +670,10 @@ impl Traffic {
         }
         self.tickets.arrived(ticket, from, now, params.delay);
         let is_here = taken.is_ok() && is_conditional;
+        if is_here && let Some(request) = self.requests.get(id) {
+            let rows = self.tickets.get(ticket).map_or(&[][..], Pending::rows);
+            self.tables[table].note_rows(request.iteration(), request.rows(), rows);
+        }
         self.end_answer(now, id, params.version, taken);
         if is_here {
             self.iteration.note_version(params.version);
@@ -866,6 +898,7 @@ impl Traffic {
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             is_answered |= request.is_conditional();
             request.take_replica(local, rows);
+            local.note_rows(request.iteration(), request.rows(), rows);
             let version = request.iteration();
             self.tickets.arrived(request.ticket(), stream.shard, now, delay);
             self.end_answer(now, id, version, Ok(()));
@@ -1072,7 +1105,16 @@ impl Traffic {
     fn completed(&self, report: WorkerReport) -> WorkerReport {
         let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
         let (bytes_relayed, waited) = (self.streams.bytes_relayed(), self.tickets.waited());
-        WorkerReport { bytes_relayed, version, waited, ..report }
+        let holding = self.tables.iter().filter_map(|table| table.explain_hold(self.iteration.clock())).max();
+        let holding = holding.map(|(_, sentence)| sentence);
+        WorkerReport { bytes_relayed, version, waited, updates: self.updates(), holding, ..report }
+    }
+
+    /// What became of updates, where the policy `hold` is used or was.
+    fn updates(&self) -> Option<UpdatesReport> {
+        let counts = self.tables.iter().map(LocalTable::hold_counts);
+        let HoldCounts { sent, held, longest } = counts.fold(HoldCounts::default(), HoldCounts::beside);
+        (sent + held > 0).then_some(UpdatesReport { sent, held, longest })
     }
 
     /// Counts against what they count.

@@ -281,6 +281,21 @@ impl Job {
         }
     }
 
+    /// Sends the updates that are held back by the policy `hold`, and waits until the servers have them. They take an iteration of their
+    /// own: all workers call this after the same iteration, at the end of training. Without that policy it does nothing; [`Job::close`] sends
+    /// what is held back, too.
+    pub fn flush(&self) -> Result<(), ClientError> {
+        let mut rounds = self.packs.get().map(Packs::leave);
+        let tickets = self.shared.act(|worker| worker.flush(clock::now()))?;
+        if let Some(rounds) = rounds.as_mut().filter(|_| !tickets.is_empty()) {
+            rounds.turn();
+        }
+        drop(rounds);
+        let handles = tickets.into_iter().map(|ticket| Handle::new(self.shared.clone(), ticket));
+        // All of them are waited for, also after one that fails.
+        handles.map(|handle| handle.wait()).fold(Ok(()), Result::and)
+    }
+
     /// Waits for all live workers to come to the same name.
     pub fn barrier(&self, name: &str) -> Result<(), ClientError> {
         self.barrier_within(name, self.shared.timeout)

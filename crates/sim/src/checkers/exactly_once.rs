@@ -2,7 +2,8 @@
 //!
 //! Workers push tags ([`crate::gradient::tag`]), so that parameters say how many pushes of each worker they hold and
 //! which. What was pushed and acknowledged is counted on the wire, for each process that had a rank: one that is started anew
-//! begins at a later clock, and may push a clock that the one before it had pushed.
+//! begins at a later clock, and may push a clock that the one before it had pushed. After its last iteration a worker pushes what it
+//! has held back.
 
 use super::Checker;
 use super::layout::Layout;
@@ -22,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct ExactlyOnce {
     layout: Layout,
     workers: u32,
+    iterations: Clock,
     seed: u64,
     /// Whether gradients may be left out for coming late.
     may_drop: bool,
@@ -58,6 +60,7 @@ impl ExactlyOnce {
         Ok(ExactlyOnce {
             layout: Layout::new(scenario)?,
             workers: cluster.worker_ids().count() as u32,
+            iterations: scenario.iterations,
             seed: scenario.seed,
             may_drop: has(|model| model.drops) || passes_rounds,
             issued: BTreeMap::new(),
@@ -90,6 +93,7 @@ impl Checker for ExactlyOnce {
         let (table, clock) = (frame.header.table, frame.header.clock);
         if let (NodeId::Worker(worker), Kind::Push, Some(player)) =
             (frame.from, frame.header.kind, sender.as_player())
+            && clock < self.iterations
         {
             let life = player.life();
             let processes = self.issued.entry((worker, table)).or_default();

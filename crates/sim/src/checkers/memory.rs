@@ -2,6 +2,7 @@
 
 use super::Checker;
 use super::layout::Layout;
+use super::policies::held_at_most;
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::scenario::{Scenario, ScenarioError};
@@ -34,6 +35,9 @@ const ARRAYS_OF_ROWS: u64 = 6;
 /// What a codec keeps of a table for each peer: what was not sent, velocities, what the other end has, scratch.
 const ARRAYS_OF_A_CODEC: u64 = 8;
 
+/// What belongs to an update of a row that is held back, and to a copy of the row, beside their values.
+const HELD_ROW_BYTES: u64 = 144;
+
 /// Versions that wait for receivers, each of which a codec may make longer than the table by a little, and what was broadcast.
 const ARRAYS_OF_A_STREAM: u64 = 2 * limits::MAX_VERSIONS_LOGGED as u64 + 2;
 
@@ -63,8 +67,13 @@ impl Memory {
         };
         let shards = cluster.shard_ids().map(|shard| (shard, shard_bound(shard))).collect();
         let of_codecs = |peers: u64| ARRAYS_OF_A_CODEC * codecs(scenario) * peers;
+        let holds = held_at_most(scenario)?.is_some();
         let of_worker = 1 + GRADIENTS_PER_TABLE + SLAB_ARRAYS + of_codecs(1) + streams(scenario);
-        let worker = tables().map(|(_, spec)| of_worker * array_bytes(spec.elements())).sum();
+        let of_table = |spec: &TableSpec| {
+            let held = if holds { held_bytes(spec) } else { 0 };
+            of_worker * array_bytes(spec.elements()) + held
+        };
+        let worker = tables().map(|(_, spec)| of_table(spec)).sum();
         let reader = tables().map(|(_, spec)| (1 + ARRAYS_HELD_BACK) * array_bytes(spec.elements())).sum();
         let held = |shard: ShardId, table: TableId| -> u64 {
             let chunks = layout.chunks(table).iter().filter(|chunk| chunk.shard == shard);
@@ -80,6 +89,14 @@ impl Memory {
         };
         let aggregator = cluster.shard_ids().map(|shard| sums(shard) + replicas(shard)).sum();
         Ok(Memory { shards, worker, reader, aggregator })
+    }
+}
+
+/// What a worker holds back of a table: a sum, and of a table of rows an update and a copy of each.
+fn held_bytes(spec: &TableSpec) -> u64 {
+    match spec.rows {
+        true => 2 * spec.elements() * 4 + spec.shape[0] * HELD_ROW_BYTES,
+        false => array_bytes(spec.elements()),
     }
 }
 

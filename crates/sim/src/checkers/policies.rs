@@ -3,6 +3,7 @@
 
 use crate::rule::FrameView;
 use crate::scenario::{Scenario, ScenarioError};
+use paramill_core::hold::Hold;
 use paramill_core::policy::{Axis, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
@@ -16,6 +17,21 @@ pub(super) struct Policies {
     plans: BTreeMap<ShardId, Plan>,
     /// Every model that held for a table on a shard, the one in force last.
     models: BTreeMap<(ShardId, TableId), Vec<Model>>,
+}
+
+/// The most iterations for which updates may be held back in a job, under its own policy, an exception or a switch; `None` where none
+/// are.
+pub(super) fn held_at_most(scenario: &Scenario) -> Result<Option<u64>, ScenarioError> {
+    let changes = scenario.switches.iter().map(|switch| &switch.change).chain(&scenario.overrides);
+    let texts = changes.filter_map(|change| change.policies.get(Axis::Hold));
+    let registry = Registry::builtin();
+    let mut most = None;
+    for text in texts.chain([scenario.policy.get(Axis::Hold)]) {
+        let hold = Hold::parse(&registry.hold, text);
+        let hold = hold.map_err(|error| ScenarioError::Value(error.to_string()))?;
+        most = most.max(hold.map(|hold| hold.most()));
+    }
+    Ok(most)
 }
 
 /// What a checker has to know of a model.

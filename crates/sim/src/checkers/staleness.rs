@@ -6,7 +6,7 @@
 
 use super::Checker;
 use super::layout::Layout;
-use super::policies::Policies;
+use super::policies::{Policies, held_at_most};
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::gradient::Gradients;
@@ -33,6 +33,8 @@ pub struct Staleness {
     dropped: bool,
     /// Whether the model changes while the job runs.
     switched: bool,
+    /// The most iterations for which updates are held back, and with them pulls, if some are.
+    held: Option<u64>,
     /// Whether workers have replicas of what is broadcast instead of copies that they ask for.
     is_broadcast: bool,
     /// What was asked, by shard, sender, table and the sender's number.
@@ -66,6 +68,7 @@ impl Staleness {
         let is_new = |worker: &WorkerId| worker.0 >= cluster.scenario().workers || reborn.contains(worker);
         let (new, original): (BTreeSet<_>, BTreeSet<_>) = countable.partition(is_new);
         let counted = original.into_iter().map(|worker| (worker, 0)).collect();
+        let held = held_at_most(cluster.scenario())?;
         Ok(Staleness {
             layout: Layout::new(cluster.scenario())?,
             policies: Policies::new(cluster.scenario(), cluster.shard_ids())?,
@@ -73,7 +76,9 @@ impl Staleness {
             new,
             workers: cluster.worker_ids().count() as u64,
             iterations: cluster.scenario().iterations,
-            dropped: false,
+            // Updates that are held back are not in the rounds of their gradients.
+            dropped: held.is_some(),
+            held,
             is_broadcast: cluster.scenario().policy.is_broadcast(),
             switched: !cluster.scenario().switches.is_empty(),
             asked: BTreeMap::new(),
@@ -98,7 +103,7 @@ impl Staleness {
                 let bound = match model.cache_bound {
                     Some(bound) if answered < Some(clock) => Some(bound),
                     // Parts that partial synchrony goes on without have any age.
-                    _ => model.bound.filter(|_| !model.drops),
+                    _ => model.bound.filter(|_| !model.drops).map(|bound| bound + self.held.unwrap_or(0)),
                 };
                 most = most.zip(bound).map(|(most, bound)| most.max(bound));
                 let Some(bound) = bound else { continue };

@@ -16,6 +16,8 @@ const PULL_CONDITIONS: [&str; 3] =
 const PUSH_CONDITIONS: [&str; 2] = ["count >= n", "count >= n - 1"];
 /// Models that decide where worker 0 does not.
 const FALLBACKS: [&str; 4] = ["asp", "ssp:s=1", "(pssp:s=2,c=0.5)", "when:pull=progress - slowest < 2"];
+/// Conditions under which updates are held back.
+const HOLD_CONDITIONS: [&str; 3] = ["true", "held < 2", "significance < 0.5 / sqrt(clock + 1)"];
 /// Attempts at a chain of stages before the one from the registry is taken as it is.
 const ATTEMPTS: usize = 8;
 
@@ -50,6 +52,7 @@ impl<'a> Components<'a> {
             Axis::AnswerCodec => self.codec(dice, wanted, true),
             Axis::Broadcast => self.broadcast(dice),
             Axis::Local => Ok(local(dice)),
+            Axis::Hold => self.hold(dice),
             other => Err(format!("the swarm does not know how to draw `{other}`")),
         }
     }
@@ -143,6 +146,20 @@ impl<'a> Components<'a> {
         let entries = self.registry.broadcast.entries();
         let entry = &entries[dice.below(entries.len())];
         Ok(with_params(entry.name, &by_default(&self.registry.broadcast, entry)?))
+    }
+
+    fn hold(&self, dice: &mut Dice) -> Result<String, String> {
+        let entries = self.registry.hold.entries();
+        let entry = &entries[dice.below(entries.len())];
+        let params = match entry.name {
+            "none" => return Ok(entry.name.to_owned()),
+            "significance" => format!("{:.3}", dice.magnitude(0.01, 3.0)),
+            "variance" => format!("{:.2}", dice.between(1.1, 4.0)),
+            "when" => dice.pick(&HOLD_CONDITIONS).to_owned(),
+            _ => by_default(&self.registry.hold, entry)?,
+        };
+        let pulls = if dice.chance(0.2) { ",pulls=off" } else { "" };
+        Ok(with_params(entry.name, &format!("{params},most={}{pulls}", dice.whole(1, 6))))
     }
 
     fn placement(&self, dice: &mut Dice) -> Result<String, String> {
@@ -247,13 +264,14 @@ fn with_params(name: &str, params: &str) -> String {
 
 /// All registered components, as `axis/name`.
 pub(super) fn registered(registry: &Registry) -> Vec<String> {
-    let Registry { consistency, placement, optimizer, codec, broadcast } = registry;
+    let Registry { consistency, placement, optimizer, codec, broadcast, hold } = registry;
     let consistency = consistency.entries().iter().map(|entry| format!("consistency/{}", entry.name));
     let placement = placement.entries().iter().map(|entry| format!("placement/{}", entry.name));
     let optimizer = optimizer.entries().iter().map(|entry| format!("optimizer/{}", entry.name));
     let codec = codec.entries().iter().map(|entry| format!("codec/{}", entry.name));
     let broadcast = broadcast.entries().iter().map(|entry| format!("broadcast/{}", entry.name));
-    consistency.chain(placement).chain(optimizer).chain(codec).chain(broadcast).collect()
+    let hold = hold.entries().iter().map(|entry| format!("hold/{}", entry.name));
+    consistency.chain(placement).chain(optimizer).chain(codec).chain(broadcast).chain(hold).collect()
 }
 
 /// The components of a job, as `axis/name`.
@@ -273,6 +291,7 @@ pub(super) fn used(registry: &Registry, scenario: &Scenario) -> Vec<String> {
             Axis::Placement => used.push(format!("placement/{}", name(text))),
             Axis::Optimizer => used.push(format!("optimizer/{}", name(text))),
             Axis::Broadcast => used.push(format!("broadcast/{}", name(text))),
+            Axis::Hold => used.push(format!("hold/{}", name(text))),
             Axis::Codec | Axis::AnswerCodec => {
                 used.extend(text.split('+').map(|stage| format!("codec/{}", name(stage))));
             }

@@ -110,6 +110,7 @@ impl Drawn {
         readers(&mut Dice::new(Prng::fork(seed, 0x7265_6164)), &mut scenario);
         local(&mut Dice::new(Prng::fork(seed, 0x6c6f_6361)), &components, wanted, registry, &mut scenario)?;
         transmission(&mut Dice::new(Prng::fork(seed, 0x7472_616e)), &mut scenario);
+        held(&mut Dice::new(Prng::fork(seed, 0x6865_6c64)), &components, wanted, registry, &mut scenario)?;
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
         let slabs = dice.chance(0.4) && wanted.has_dense;
         // What a server refuses is not counted; and an application that goes on without it keeps others waiting at a
@@ -379,8 +380,9 @@ fn models(
             scenario.overrides.push(PolicyOverride::new(table, policies).on(server));
         }
     }
-    // Every policy that may change while a job runs does so; that of priorities in `transmission`.
-    let may_change = |info: &&Info| info.fixed.is_none() && info.axis != Axis::Priority;
+    // Every policy that may change while a job runs does so; some of them are drawn apart.
+    let is_apart = |axis| matches!(axis, Axis::Priority | Axis::Hold);
+    let may_change = |info: &&Info| info.fixed.is_none() && !is_apart(info.axis);
     let changeable: Vec<&Info> = AXES.iter().filter(may_change).collect();
     for _ in 0..dice.whole(0, 2) {
         let info = changeable[dice.below(changeable.len())];
@@ -483,6 +485,28 @@ fn local(
         // An iteration takes about as long as in other worlds.
         stepping.compute.step_ms /= steps.h() as f64;
         *scenario = stepping;
+    }
+    Ok(())
+}
+
+/// Sometimes workers hold updates back, or begin to.
+fn held(
+    dice: &mut Dice,
+    components: &Components<'_>,
+    wanted: Wanted,
+    registry: &Registry,
+    scenario: &mut Scenario,
+) -> Result<(), String> {
+    if dice.chance(0.4) {
+        let holding = scenario.clone().with(Axis::Hold, components.text(dice, Axis::Hold, wanted)?);
+        if check(registry, &holding).is_ok() {
+            *scenario = holding;
+        }
+    }
+    if dice.chance(0.15) {
+        let policies = Policies::of([(Axis::Hold, components.text(dice, Axis::Hold, wanted)?)]);
+        let change = PolicyOverride::new(dice.pick(&["*", "fc*", "*1"]), policies);
+        scenario.switches.push(Switch { at_s: dice.between(0.0, 2.0), change });
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ mod codec_switches;
 mod codecs;
 mod conditions;
 mod copies;
+mod held;
 mod hostile;
 mod joining;
 mod landing;

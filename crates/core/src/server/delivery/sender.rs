@@ -105,7 +105,7 @@ impl Sender<'_> {
         (first..self.table.chunk_count()).for_each(|index| self.send_chunk(index, to, reply));
     }
 
-    /// Says that a pull of the whole table is over, without the parameters.
+    /// Says that a pull is over, without parameters.
     pub(super) fn send_nothing(&mut self, to: NodeId, reply: &Reply) {
         let piece = Piece { chunk: 0, sequence: 0, is_last: true };
         let params = Params { form: Form::NOTHING, ..self.params(reply, piece) };

@@ -1,8 +1,8 @@
 //! Text to a checked condition, in one pass: every node has its type when it is made.
 
 use super::{
-    Arithmetic, Comparison, Condition, FUNCTIONS, Function, Number, PULL_VARIABLES, Scope, Truth, VARIABLES,
-    Variable,
+    Arithmetic, Comparison, Condition, FUNCTIONS, Function, Number, PULL_VARIABLES, Scope, Truth,
+    UPDATE_VARIABLES, VARIABLES, Variable,
 };
 use crate::limits::{MAX_EXPRESSION_BYTES, MAX_EXPRESSION_DEPTH};
 
@@ -135,6 +135,11 @@ impl<'a> Parser<'a> {
             let known = |list: &[(&'static str, _)]| list.iter().map(|&(name, _)| name).collect::<Vec<_>>();
             let why = match FUNCTIONS.iter().find(|(call, _)| call.split('(').next() == Some(name)) {
                 Some((call, _)) => format!("`{name}` is a function: write `{call}`"),
+                None if self.scope == Scope::Hold => format!(
+                    "unknown name `{name}`; known: {}; functions: {}",
+                    known(UPDATE_VARIABLES).join(", "),
+                    known(&FUNCTIONS[1..]).join(", ")
+                ),
                 None => format!(
                     "unknown name `{name}`; known: {}; in pull conditions: {}; functions: {}",
                     known(VARIABLES).join(", "),
@@ -144,11 +149,28 @@ impl<'a> Parser<'a> {
             };
             return Err(self.error(at, why));
         };
-        if self.scope == Scope::Push && PULL_VARIABLES.iter().any(|&(known, _)| known == name) {
-            return Err(self.error(at, format!("`{name}` is of a pull; a push condition has no puller")));
+        if !self.scope.variables().any(|known| known == name) {
+            return Err(self.error(at, self.misplaced(name)));
         }
         self.uses_significance |= variable == Variable::Significance;
         self.node(Node::Number(Number::Variable(variable)), at, 0)
+    }
+
+    /// A sentence about a variable that conditions of another scope have.
+    fn misplaced(&self, name: &str) -> String {
+        let is_in = |list: &[(&str, &str)]| list.iter().any(|(known, _)| *known == name);
+        match self.scope {
+            Scope::Hold => {
+                let known: Vec<&str> = self.scope.variables().collect();
+                format!("`{name}` is not known here: a worker judges an update by {}", known.join(", "))
+            }
+            Scope::Push if is_in(PULL_VARIABLES) => {
+                format!("`{name}` is of a pull; a push condition has no puller")
+            }
+            Scope::Pull | Scope::Push => {
+                format!("`{name}` is of an update that a worker holds back (policy `hold`)")
+            }
+        }
     }
 
     fn call(&mut self, name: &str, at: usize) -> Result<Typed, ExpressionError> {
@@ -157,10 +179,15 @@ impl<'a> Parser<'a> {
         let function = match name {
             "rand" => {
                 self.arity(name, at, &arguments, 0, 0)?;
-                if self.scope == Scope::Push {
-                    let why =
-                        "`rand()` is for pull conditions; a round closes by what was pushed, not by chance";
-                    return Err(self.error(at, why));
+                let instead = match self.scope {
+                    Scope::Pull => None,
+                    Scope::Push => Some("a round closes by what was pushed"),
+                    Scope::Hold => Some("an update is held back by what is in it"),
+                };
+                if let Some(instead) = instead {
+                    return Err(
+                        self.error(at, format!("`rand()` is for pull conditions; {instead}, not by chance"))
+                    );
                 }
                 return self.node(Node::Number(Number::Rand), at, depth);
             }
@@ -440,6 +467,10 @@ fn variable(name: &str) -> Option<Variable> {
         "gap" => Variable::Gap,
         "staleness" => Variable::Staleness,
         "significance" => Variable::Significance,
+        "coherence" => Variable::Coherence,
+        "norm" => Variable::Norm,
+        "held" => Variable::Held,
+        "clock" => Variable::Clock,
         _ => return None,
     })
 }

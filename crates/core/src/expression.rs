@@ -1,4 +1,5 @@
-//! Conditions as expressions over the exposed state: `progress < v_train + 3 || rand() > 0.5`.
+//! Conditions as expressions over exposed state: `progress < v_train + 3 || rand() > 0.5`. Consistency models have some about pulls
+//! and rounds, and [`crate::hold`] about updates.
 //!
 //! There are numbers (f64) and conditions (true or false). From loosest to tightest: `||`, `&&`, `==` `!=`,
 //! `<` `<=` `>` `>=`, `+` `-`, `*` `/` `%`, then `!` and unary `-`; parentheses; the functions of [`FUNCTIONS`] and the
@@ -11,10 +12,11 @@ mod parser;
 
 pub use parser::ExpressionError;
 
-use super::{PullView, SyncState};
+use crate::consistency::{PullView, SyncState};
+use crate::hold::UpdateView;
 use crate::prng::Prng;
 
-/// The variables of conditions: name and meaning. Those of [`PULL_VARIABLES`] are known only while a pull is judged.
+/// The variables of conditions of pulls and rounds: name and meaning. Those of [`PULL_VARIABLES`] are known only while a pull is judged.
 pub const VARIABLES: &[(&str, &str)] = &[
     ("v_train", "the table's version here: every round below it is closed"),
     ("n", "live workers"),
@@ -33,6 +35,18 @@ pub const PULL_VARIABLES: &[(&str, &str)] = &[
     ("gap", "progress - v_train"),
     ("staleness", "rounds that an answer would lack: gap + 1, at least 0"),
     ("significance", "|g|/|w| of the puller's last push; not a number when not measured yet"),
+];
+
+/// Variables of a condition by which a worker holds an update back.
+pub const UPDATE_VARIABLES: &[(&str, &str)] = &[
+    ("significance", "|u|/|w|: the norm of the update over that of the parameters"),
+    (
+        "coherence",
+        "|u|^2 over the sum of |g|^2 of its gradients: 1 where they are unrelated, their number where they agree",
+    ),
+    ("norm", "|u|, the norm of the update"),
+    ("held", "iterations since its oldest gradient was computed"),
+    ("clock", "the iteration"),
 ];
 
 /// Functions: how they are written, and what they give.
@@ -54,6 +68,20 @@ pub enum Scope {
     Pull,
     /// Whether a round closes. There is no puller, and no chance: it is asked whenever something happens.
     Push,
+    /// Whether an update is held back on its worker, which knows neither versions nor other workers. There is no chance.
+    Hold,
+}
+
+impl Scope {
+    /// The variables that it may use.
+    fn variables(self) -> impl Iterator<Item = &'static str> {
+        let lists: &[&[(&'static str, &'static str)]] = match self {
+            Scope::Pull => &[VARIABLES, PULL_VARIABLES],
+            Scope::Push => &[VARIABLES],
+            Scope::Hold => &[UPDATE_VARIABLES],
+        };
+        lists.iter().flat_map(|list| list.iter()).map(|(name, _)| *name)
+    }
 }
 
 /// A checked condition.
@@ -71,12 +99,17 @@ impl Condition {
 
     /// Whether it holds for this pull.
     pub fn holds_for_pull(&self, state: &SyncState, pull: &PullView, rng: &mut Prng) -> bool {
-        self.truth.value(&mut Scene { state, pull: Some(pull), rng: Some(rng) })
+        self.truth.value(&mut Scene { state: Some(state), pull: Some(pull), update: None, rng: Some(rng) })
     }
 
     /// Whether it holds for the open round.
     pub fn holds_for_push(&self, state: &SyncState) -> bool {
-        self.truth.value(&mut Scene { state, pull: None, rng: None })
+        self.truth.value(&mut Scene { state: Some(state), pull: None, update: None, rng: None })
+    }
+
+    /// Whether it holds for this update.
+    pub fn holds_for_update(&self, update: &UpdateView) -> bool {
+        self.truth.value(&mut Scene { state: None, pull: None, update: Some(update), rng: None })
     }
 
     /// Whether it speaks of `significance`, which then has to be measured.
@@ -85,10 +118,11 @@ impl Condition {
     }
 }
 
-/// The inputs of an evaluation. The parser saw to it that a push condition asks for no pull and no chance.
+/// The inputs of an evaluation. The parser saw to it that a condition asks only for those of its [`Scope`].
 struct Scene<'a> {
-    state: &'a SyncState,
+    state: Option<&'a SyncState>,
     pull: Option<&'a PullView>,
+    update: Option<&'a UpdateView>,
     rng: Option<&'a mut Prng>,
 }
 
@@ -128,6 +162,10 @@ enum Variable {
     Gap,
     Staleness,
     Significance,
+    Coherence,
+    Norm,
+    Held,
+    Clock,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,20 +266,33 @@ impl Truth {
 
 impl Variable {
     fn value(self, scene: &Scene<'_>) -> f64 {
-        let state = scene.state;
-        let of_pull =
-            |value: fn(&SyncState, &PullView) -> f64| scene.pull.map_or(f64::NAN, |pull| value(state, pull));
+        let of_state = |value: fn(&SyncState) -> f64| scene.state.map_or(f64::NAN, value);
+        let of_pull = |value: fn(&SyncState, &PullView) -> f64| {
+            scene.state.zip(scene.pull).map_or(f64::NAN, |(state, pull)| value(state, pull))
+        };
+        let of_update = |value: fn(&UpdateView) -> f64| scene.update.map_or(f64::NAN, value);
         match self {
-            Variable::VTrain => state.v_train() as f64,
-            Variable::N => f64::from(state.n()),
-            Variable::Count => f64::from(state.count()),
-            Variable::Fastest => state.fastest().map_or(-1.0, |(_, progress)| progress as f64),
-            Variable::Slowest => state.slowest().map_or(-1.0, |(_, progress)| progress as f64),
-            Variable::Imbalance => state.imbalance(),
+            Variable::VTrain => of_state(|state| state.v_train() as f64),
+            Variable::N => of_state(|state| f64::from(state.n())),
+            Variable::Count => of_state(|state| f64::from(state.count())),
+            Variable::Fastest => {
+                of_state(|state| state.fastest().map_or(-1.0, |(_, progress)| progress as f64))
+            }
+            Variable::Slowest => {
+                of_state(|state| state.slowest().map_or(-1.0, |(_, progress)| progress as f64))
+            }
+            Variable::Imbalance => of_state(SyncState::imbalance),
             Variable::Progress => of_pull(|_, pull| pull.progress as f64),
             Variable::Gap => of_pull(|state, pull| state.gap(pull.progress) as f64),
             Variable::Staleness => of_pull(|state, pull| state.staleness(pull.progress) as f64),
-            Variable::Significance => of_pull(|_, pull| pull.significance.unwrap_or(f64::NAN)),
+            Variable::Significance => match scene.update {
+                Some(update) => update.significance(),
+                None => of_pull(|_, pull| pull.significance.unwrap_or(f64::NAN)),
+            },
+            Variable::Coherence => of_update(UpdateView::coherence),
+            Variable::Norm => of_update(|update| update.squared_norm.sqrt()),
+            Variable::Held => of_update(|update| update.held as f64),
+            Variable::Clock => of_update(|update| update.clock as f64),
         }
     }
 }
@@ -270,6 +321,23 @@ mod tests {
             "if(gap > 1, 10, 20) == 10 && if(gap > 2, false, true)",
         ] {
             assert!(holds(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_variable_of_an_update() {
+        let update = UpdateView {
+            squared_norm: 4.0,
+            squared_parameters: 64.0,
+            sum_of_squares: 8.0,
+            held: 3,
+            clock: 7,
+        };
+        for text in [
+            "significance == 0.25 && coherence == 0.5 && norm == 2",
+            "held == 3 && clock == 7 && significance < 1 / sqrt(clock + 1)",
+        ] {
+            assert!(Condition::parse(text, Scope::Hold).unwrap().holds_for_update(&update), "{text}");
         }
     }
 
@@ -348,6 +416,15 @@ mod tests {
             ("if(true, 1, false) > 0", Scope::Pull, 13, "both numbers or both conditions"),
             ("count >= progress", Scope::Push, 10, "`progress` is of a pull; a push condition has no puller"),
             ("rand() > 0.5", Scope::Push, 1, "`rand()` is for pull conditions"),
+            ("rand() > 0.5", Scope::Hold, 1, "`rand()` is for pull conditions"),
+            (
+                "n > 3",
+                Scope::Hold,
+                1,
+                "`n` is not known here: a worker judges an update by significance, coherence, norm, held, clock",
+            ),
+            ("held > 3", Scope::Pull, 1, "`held` is of an update that a worker holds back"),
+            ("coherence > 3", Scope::Push, 1, "`coherence` is of an update that a worker holds back"),
         ] {
             let error = Condition::parse(text, scope).unwrap_err();
             assert_eq!(error.at, at, "{text}: {error}");
