@@ -45,7 +45,7 @@ pub const UPDATE_VARIABLES: &[(&str, &str)] = &[
         "|u|^2 over the sum of |g|^2 of its gradients: 1 where they are unrelated, their number where they agree",
     ),
     ("norm", "|u|, the norm of the update"),
-    ("held", "iterations since its oldest gradient was computed"),
+    ("held", "pushes since the one that its oldest gradient was meant for"),
     ("clock", "the iteration"),
 ];
 

@@ -2,7 +2,7 @@
 //!
 //! A worker accumulates the gradients of a table that it has not sent: their sum is the *update*. Before each push a [`Criterion`]
 //! looks at the update's size, and says whether it is worth sending. One that is held back is sent with the next gradients, at the
-//! latest [`Hold::most`] iterations after its oldest gradient was computed; the push of the iteration then has no gradient, and counts
+//! latest with the [`Hold::most`]th push after the one that its oldest gradient was meant for; the push of the iteration then has no gradient, and counts
 //! for the worker's progress all the same. A worker that holds its update back does not ask for parameters either, unless
 //! [`Hold::holds_pulls`] says otherwise: where its own gradients change little, those of others likely do too. After the adaptive
 //! communication of MPS (section 2.3.1), Gaia's significance, and variance-based compression.
@@ -31,7 +31,7 @@ const COMMON: &[Param] = &[
     Param {
         name: "most",
         default: Some("8"),
-        about: "Iterations for which a gradient is held back at most; 1 to 1000000.",
+        about: "Pushes from which a gradient is held back at most, usually one in each iteration; 1 to 1000000.",
     },
     Param {
         name: "pulls",
@@ -65,7 +65,7 @@ pub struct UpdateView {
     pub squared_parameters: f64,
     /// The sum of `|g|^2` over its gradients.
     pub sum_of_squares: f64,
-    /// Iterations since its oldest gradient was computed.
+    /// Pushes since the one that its oldest gradient was meant for.
     pub held: u64,
     /// The iteration.
     pub clock: Clock,
@@ -98,7 +98,7 @@ impl Hold {
     pub fn parse(axis: &Axis<dyn Criterion>, text: &str) -> Result<Option<Hold>, SpecError> {
         let mut spec = Spec::parse(text)?;
         let text = spec.to_string();
-        let most: Option<u64> = spec.take_parsed("most", "a number of iterations")?;
+        let most: Option<u64> = spec.take_parsed("most", "a number of pushes")?;
         let pulls = match spec.take("pulls").as_deref() {
             None => None,
             Some("on") => Some(true),
@@ -109,7 +109,7 @@ impl Hold {
         };
         let (least, largest) = (MOST.start(), MOST.end());
         spec.require(most.is_none_or(|most| MOST.contains(&most)), || {
-            format!("most = {}: expected {least} to {largest} iterations", most.unwrap_or_default())
+            format!("most = {}: expected {least} to {largest} pushes", most.unwrap_or_default())
         })?;
         let criterion = axis.build(&spec)?;
         if criterion.holds_nothing() {
@@ -131,7 +131,7 @@ impl Hold {
         self.criterion.needs_parameters()
     }
 
-    /// Iterations for which a gradient is held back at most.
+    /// Pushes from which a gradient is held back at most.
     pub fn most(&self) -> u64 {
         self.most
     }
@@ -230,8 +230,8 @@ mod tests {
             ("significance:0", "theta = 0: expected a number above 0"),
             ("significance:nan", "theta = NaN: expected a number above 0"),
             ("variance:1", "alpha = 1: expected a number above 1"),
-            ("variance:2,most=0", "most = 0: expected 1 to 1000000 iterations"),
-            ("variance:2,most=often", "`most=often`: expected a number of iterations"),
+            ("variance:2,most=0", "most = 0: expected 1 to 1000000 pushes"),
+            ("variance:2,most=often", "`most=often`: expected a number of pushes"),
             ("variance:2,pulls=yes", "`pulls=yes`: expected on or off"),
             ("none:most=3", "leave them out"),
             ("none:3", "`3` is given without a name"),

@@ -81,7 +81,7 @@ pub struct UpdatesReport {
     pub sent: u64,
     /// Gradients that were held back at first.
     pub held: u64,
-    /// The most iterations for which a gradient was held back.
+    /// The most pushes that a gradient was held back from before it was sent.
     pub longest: u64,
 }
 
@@ -105,7 +105,7 @@ impl UpdatesReport {
 impl fmt::Display for UpdatesReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let UpdatesReport { sent, held, longest } = self;
-        write!(f, "{sent} sent; {held} gradients held back first, for at most {longest} iterations")
+        write!(f, "{sent} sent; {held} gradients held back at first, from at most {longest} pushes")
     }
 }
 

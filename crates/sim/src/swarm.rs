@@ -333,7 +333,10 @@ fn checkers(drawn: &Drawn, cluster: &Cluster, trace: Option<fn(&str)>) -> Result
         checkers.add(Trace::new(line));
     }
     if matches!(drawn.play.gradients, Gradients::Tagged { .. }) {
-        checkers.add(ExactlyOnce::new(cluster, &drawn.mortal)?);
+        // What a process held back is lost with it.
+        let holds = Held::new(cluster)?.is_some();
+        let reborn = drawn.reborn.iter().filter(|_| holds);
+        checkers.add(ExactlyOnce::new(cluster, &drawn.mortal.iter().chain(reborn).copied().collect())?);
     }
     checkers.add(Staleness::new(cluster, drawn.play.gradients, &drawn.mortal, &drawn.reborn)?);
     checkers.add(Replicas::new(cluster)?);

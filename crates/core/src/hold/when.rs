@@ -12,8 +12,8 @@ pub(super) const ENTRY: Entry<dyn Criterion> = Entry {
     params: &[Param {
         name: "condition",
         default: None,
-        about: "Variables: significance (|u|/|w|), coherence (|u|^2 over the sum of |g|^2 of its gradients), norm (|u|), held (iterations \
-                since its oldest gradient), clock (the iteration). Functions: min max abs exp sqrt floor if(condition, a, b). May be \
+        about: "Variables: significance (|u|/|w|), coherence (|u|^2 over the sum of |g|^2 of its gradients), norm (|u|), held (pushes \
+                since the one that its oldest gradient was meant for), clock (the iteration). Functions: min max abs exp sqrt floor if(condition, a, b). May be \
                 given without a name.",
     }],
     example: "when:significance < 0.1 / sqrt(clock + 1),most=4",

@@ -18,6 +18,8 @@ pub(super) struct Holder {
     pub(super) held: Held,
     /// The iteration whose gradient was held back or merged last. A push of it that failed is not merged again.
     merged: Option<Clock>,
+    /// Pushes of the table so far. Gradients are as old as the pushes since then: iterations may be left out.
+    pushes: u64,
     counts: HoldCounts,
 }
 
@@ -37,7 +39,7 @@ pub(super) struct HoldCounts {
     pub(super) sent: u64,
     /// Gradients that were held back at first.
     pub(super) held: u64,
-    /// The most iterations that a gradient was held back for.
+    /// The most pushes that a gradient was held back from before it was sent.
     pub(super) longest: u64,
 }
 
@@ -67,7 +69,7 @@ impl Holder {
             Some(width) => Held::Rows(HeldRows::new(width)),
             None => Held::Table(HeldTable::default()),
         };
-        Holder { held, merged: None, counts: HoldCounts::default() }
+        Holder { held, merged: None, pushes: 0, counts: HoldCounts::default() }
     }
 
     /// Whether gradients are held back.
@@ -78,13 +80,23 @@ impl Holder {
         }
     }
 
-    /// Iterations, up to this one, for which the oldest gradient has been held back.
-    pub(super) fn age(&self, clock: Clock) -> Option<u64> {
+    /// The number of the push at hand.
+    pub(super) fn push(&self) -> u64 {
+        self.pushes
+    }
+
+    /// The push at hand is made.
+    pub(super) fn turn(&mut self) {
+        self.pushes += 1;
+    }
+
+    /// Pushes that the oldest gradient has been held back from.
+    pub(super) fn age(&self) -> Option<u64> {
         let since = match &self.held {
             Held::Table(held) => held.since(),
             Held::Rows(held) => held.oldest(),
         };
-        since.map(|since| clock.saturating_sub(since))
+        since.map(|since| self.pushes.saturating_sub(since))
     }
 
     /// Whether a gradient of this iteration is held back, or was merged and not sent.
@@ -97,7 +109,7 @@ impl Holder {
         self.merged = Some(clock);
     }
 
-    /// Counts updates, of a table or of rows: so many sent, the longest held of them for so many iterations; so many held back.
+    /// Counts updates, of a table or of rows: so many sent, the longest held of them for so many pushes; so many held back.
     pub(super) fn count(&mut self, sent: u64, longest: u64, held: u64) {
         let HoldCounts { sent: all_sent, held: all_held, longest: so_far } = &mut self.counts;
         *all_sent += sent;

@@ -698,15 +698,15 @@ impl LocalTable {
         self.holder.as_ref().map_or_else(HoldCounts::default, Holder::counts)
     }
 
-    /// For how many iterations something has been held back in this one, and a sentence about it, if something is.
-    pub(super) fn explain_hold(&self, clock: Clock) -> Option<(u64, String)> {
-        let age = self.holder.as_ref()?.age(clock)?;
+    /// From how many pushes something has been held back, and a sentence about it, if something is.
+    pub(super) fn explain_hold(&self) -> Option<(u64, String)> {
+        let age = self.holder.as_ref()?.age()?;
         let policy = match &self.hold {
             Some(hold) => format!("hold={hold}"),
             None => "goes with the next push".to_owned(),
         };
         let sentence =
-            format!("holds an update of table `{}` back since {age} iterations ({policy})", self.name());
+            format!("holds an update of table `{}` back, from {age} pushes so far ({policy})", self.name());
         Some((age, sentence))
     }
 

@@ -295,7 +295,7 @@ impl<'a> Part<'a> {
             (Held::Rows(held), Gradient::Rows { rows, values }) => held.is_finite_with(rows, values),
             (Held::Table(held), _) if !matches!(source, Source::Held) => {
                 let values = gradient.values();
-                let view = held.view(values, kernels::squared_norm(values), clock);
+                let view = held.view(values, kernels::squared_norm(values), clock, holder.push());
                 self.update = Some(view);
                 view.squared_norm.is_finite()
             }
@@ -319,6 +319,8 @@ impl<'a> Part<'a> {
             return Ok(());
         }
         self.merge(holding, clock);
+        let push = holding.holder.push();
+        holding.holder.turn();
         let is_nothing = matches!(self.source, Source::Held) && self.merged.is_none();
         if self.is_held || is_nothing {
             self.sent = Some(Sent::Made(self.surroundings.nothing()));
@@ -341,7 +343,7 @@ impl<'a> Part<'a> {
         let is_merged = self.merged.is_some();
         match (self.merged.take(), &mut holding.holder.held, &encoded) {
             (Some(Merged::Table(merged)), Held::Table(held), Err(_)) => held.put_back(merged),
-            (Some(Merged::Rows(merged)), Held::Rows(held), Err(_)) => held.put_back(merged, clock),
+            (Some(Merged::Rows(merged)), Held::Rows(held), Err(_)) => held.put_back(merged, push),
             (Some(Merged::Table(merged)), ..) => self.surroundings.pool.keep(merged.sum),
             _ => {}
         }
@@ -368,14 +370,14 @@ impl<'a> Part<'a> {
         let Part { source, own, surroundings, update, merged, .. } = self;
         let Holding { hold, holder } = holding;
         let given = plain(source, own.as_ref(), None, clock, surroundings);
-        let has_gradient = !matches!(source, Source::Held);
+        let (has_gradient, push) = (!matches!(source, Source::Held), holder.push());
         match (&mut holder.held, given.gradient) {
             (Held::Rows(held), gradient) => {
                 let (rows, values, hold) = match gradient {
                     Gradient::Rows { rows, values } => (rows, values, hold.as_deref()),
                     _ => (&[][..], &[][..], None),
                 };
-                let rows = held.merge(hold, rows, values, clock);
+                let rows = held.merge(hold, rows, values, (clock, push));
                 holder.note_merged(clock);
                 holder.count(rows.rows.len() as u64, rows.longest, rows.held);
                 *merged = Some(Merged::Rows(rows));
@@ -385,13 +387,13 @@ impl<'a> Part<'a> {
                 let view = update.map(|view| surroundings.compared(view, hold.as_deref(), source));
                 let held_back = hold.as_ref().zip(view).filter(|(hold, view)| hold.holds(view));
                 if let Some((gradient, (_, view))) = gradient.zip(held_back) {
-                    held.keep(gradient, &view, (&surroundings.pool, &*surroundings.allocator));
+                    held.keep(gradient, &view, push, (&surroundings.pool, &*surroundings.allocator));
                     holder.note_merged(clock);
                     holder.count(0, 0, 1);
                     self.is_held = true;
                     return;
                 }
-                let age = held.since().map_or(0, |since| clock.saturating_sub(since));
+                let age = held.since().map_or(0, |since| push.saturating_sub(since));
                 let update = held.take(gradient);
                 if update.is_some() {
                     holder.note_merged(clock);

@@ -1105,7 +1105,7 @@ impl Traffic {
     fn completed(&self, report: WorkerReport) -> WorkerReport {
         let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
         let (bytes_relayed, waited) = (self.streams.bytes_relayed(), self.tickets.waited());
-        let holding = self.tables.iter().filter_map(|table| table.explain_hold(self.iteration.clock())).max();
+        let holding = self.tables.iter().filter_map(LocalTable::explain_hold).max();
         let holding = holding.map(|(_, sentence)| sentence);
         WorkerReport { bytes_relayed, version, waited, updates: self.updates(), holding, ..report }
     }

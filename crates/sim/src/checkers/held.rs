@@ -4,6 +4,7 @@
 //! on, have to be in a push that has some before the bound is over.
 
 use super::Checker;
+use super::layout::Layout;
 use super::policies::held_at_most;
 use crate::actor::Actor;
 use crate::cluster::Cluster;
@@ -11,11 +12,12 @@ use crate::rule::FrameView;
 use crate::scenario::ScenarioError;
 use paramill_core::types::{Clock, NodeId, TableId, WorkerId};
 use paramill_core::wire::{Flags, Kind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Follows the pushes of every worker.
 #[derive(Debug)]
 pub struct Held {
+    layout: Layout,
     most: u64,
     /// By worker, its process and table.
     pushes: BTreeMap<(WorkerId, u64, TableId), Pushes>,
@@ -25,15 +27,16 @@ pub struct Held {
 struct Pushes {
     /// The last iteration of which a gradient was sent.
     sent: Option<Clock>,
-    /// The first iteration after it whose gradient is held back.
-    since: Option<Clock>,
+    /// Iterations after it whose gradients are held back.
+    held: BTreeSet<Clock>,
 }
 
 impl Held {
     /// For a job whose workers hold updates back; `None` where none does.
     pub fn new(cluster: &Cluster) -> Result<Option<Held>, ScenarioError> {
         let most = held_at_most(cluster.scenario())?;
-        Ok(most.map(|most| Held { most, pushes: BTreeMap::new() }))
+        let layout = Layout::new(cluster.scenario())?;
+        Ok(most.map(|most| Held { layout, most, pushes: BTreeMap::new() }))
     }
 }
 
@@ -45,26 +48,27 @@ impl Checker for Held {
         else {
             return Ok(());
         };
-        if flags.has(Flags::ROWS) {
+        let (clock, table) = (header.clock, header.table);
+        if self.layout.table(table).rows {
             return Ok(());
         }
-        let (clock, table) = (header.clock, header.table);
         let pushes = self.pushes.entry((worker, player.life(), table)).or_default();
-        // A list of absent ranges, and nothing behind it.
+        // A list of absent ranges, and nothing behind it. A push without anything is one that the server would drop.
         let is_held = flags.has(Flags::ABSENT) && !flags.has(Flags::ENCODED) && frame.payload.len() <= 64;
         if !is_held {
             pushes.sent = pushes.sent.max(Some(clock));
-            pushes.since = pushes.since.filter(|since| *since > clock);
+            pushes.held.retain(|held| *held > clock);
             return Ok(());
         }
         // One that is sent again may be of an earlier iteration.
         if pushes.sent < Some(clock) {
-            let since = pushes.since.map_or(clock, |since| since.min(clock));
-            pushes.since = Some(since);
-            if clock - since >= self.most {
+            pushes.held.insert(clock);
+            if pushes.held.len() as u64 > self.most {
                 return Err(format!(
-                    "{worker} holds its gradient of clock {since} of table {} back at clock {clock}; at most {} iterations are allowed",
-                    table.0, self.most
+                    "{worker} holds gradients of {} pushes of table {} back at clock {clock}; at most {} are allowed",
+                    pushes.held.len(),
+                    table.0,
+                    self.most
                 ));
             }
         }
@@ -77,7 +81,7 @@ impl Checker for Held {
             if let Some(updates) = updates.filter(|updates| updates.longest > self.most) {
                 let longest = updates.longest;
                 return Err(format!(
-                    "{worker} has held a gradient back for {longest} iterations; at most {} are allowed",
+                    "{worker} has held a gradient back from {longest} pushes; at most {} are allowed",
                     self.most
                 ));
             }

@@ -19,7 +19,7 @@ pub(super) struct Policies {
     models: BTreeMap<(ShardId, TableId), Vec<Model>>,
 }
 
-/// The most iterations for which updates may be held back in a job, under its own policy, an exception or a switch; `None` where none
+/// The most pushes from which updates may be held back in a job, under its own policy, an exception or a switch; `None` where none
 /// are.
 pub(super) fn held_at_most(scenario: &Scenario) -> Result<Option<u64>, ScenarioError> {
     let changes = scenario.switches.iter().map(|switch| &switch.change).chain(&scenario.overrides);

@@ -33,7 +33,7 @@ pub struct Staleness {
     dropped: bool,
     /// Whether the model changes while the job runs.
     switched: bool,
-    /// The most iterations for which updates are held back, and with them pulls, if some are.
+    /// The most pushes from which updates are held back, and with them pulls, if some are.
     held: Option<u64>,
     /// Whether workers have replicas of what is broadcast instead of copies that they ask for.
     is_broadcast: bool,

@@ -79,7 +79,7 @@ fn an_update_is_held_back_until_its_bound_and_sent_whole() {
     let report = updates(&bench, 0);
     assert_eq!((report.sent, report.held, report.longest), (1, 3, 2));
     let why = bench.worker(0).report().holding.expect("the last one is held back");
-    assert_eq!(why, "holds an update of table `w` back since 1 iterations (hold=when:true,most=2)");
+    assert_eq!(why, "holds an update of table `w` back, from 1 pushes so far (hold=when:true,most=2)");
     assert_eq!(bench.shard(0).report(bench.now()).unwrap().tables[0].version, 4);
 }
 

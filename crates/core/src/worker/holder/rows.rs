@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(in super::super) struct HeldRows {
     width: usize,
     updates: BTreeMap<u32, RowUpdate>,
-    /// The rows of `updates` by the iteration of their oldest gradient.
-    by_age: BTreeSet<(Clock, u32)>,
+    /// The rows of `updates` by the push that their oldest gradient was meant for.
+    by_age: BTreeSet<(u64, u32)>,
     /// What updates are compared with, and pulls are answered from.
     copies: BTreeMap<u32, RowCopy>,
 }
@@ -20,7 +20,8 @@ pub(in super::super) struct HeldRows {
 #[derive(Debug)]
 struct RowUpdate {
     sum: Vec<f32>,
-    since: Clock,
+    /// The push that its oldest gradient was meant for.
+    since: u64,
     sum_of_squares: f64,
 }
 
@@ -40,7 +41,7 @@ pub(in super::super) struct MergedRows {
     pub(in super::super) rows: Vec<u32>,
     /// Their updates, one after the other.
     pub(in super::super) values: Vec<f32>,
-    /// The most iterations that one of them was held back for.
+    /// The most pushes that one of them was held back for.
     pub(in super::super) longest: u64,
     /// Gradients that are held back.
     pub(in super::super) held: u64,
@@ -55,8 +56,8 @@ impl HeldRows {
         self.updates.is_empty()
     }
 
-    /// The iteration of the oldest gradient that is held back.
-    pub(super) fn oldest(&self) -> Option<Clock> {
+    /// The push that the oldest gradient that is held back was meant for.
+    pub(super) fn oldest(&self) -> Option<u64> {
         self.by_age.first().map(|(since, _)| *since)
     }
 
@@ -68,14 +69,14 @@ impl HeldRows {
         })
     }
 
-    /// Merges gradients of an iteration with what is held back. Rows for which the policy does not hold, or that were held back for as
+    /// Merges gradients of an iteration, and of the push with this number, with what is held back. Rows for which the policy does not hold, or that were held back for as
     /// long as they may be, are taken out; without a policy all of them.
     pub(in super::super) fn merge(
         &mut self,
         hold: Option<&Hold>,
         rows: &[u32],
         values: &[f32],
-        clock: Clock,
+        (clock, push): (Clock, u64),
     ) -> MergedRows {
         for (&row, gradient) in rows.iter().zip(values.chunks_exact(self.width)) {
             let squares = kernels::squared_norm(gradient);
@@ -85,18 +86,18 @@ impl HeldRows {
                     update.sum_of_squares += squares;
                 }
                 None => {
-                    let update = RowUpdate { sum: gradient.to_vec(), since: clock, sum_of_squares: squares };
+                    let update = RowUpdate { sum: gradient.to_vec(), since: push, sum_of_squares: squares };
                     self.updates.insert(row, update);
-                    self.by_age.insert((clock, row));
+                    self.by_age.insert((push, row));
                 }
             }
         }
         let due: BTreeSet<u32> = match hold {
             None => self.updates.keys().copied().collect(),
             Some(hold) => {
-                let is_due = |(since, _): &&(Clock, u32)| clock.saturating_sub(*since) >= hold.most();
+                let is_due = |(since, _): &&(u64, u32)| push.saturating_sub(*since) >= hold.most();
                 let old = self.by_age.iter().take_while(is_due).map(|(_, row)| *row);
-                let is_sent = |row: &&u32| !hold.holds(&self.view(**row, clock));
+                let is_sent = |row: &&u32| !hold.holds(&self.view(**row, clock, push));
                 rows.iter().filter(is_sent).copied().chain(old).collect()
             }
         };
@@ -107,15 +108,15 @@ impl HeldRows {
             self.copies.get_mut(&row).into_iter().for_each(|copy| copy.is_outdated = true);
             merged.rows.push(row);
             merged.values.extend_from_slice(&sum);
-            merged.longest = merged.longest.max(clock.saturating_sub(since));
+            merged.longest = merged.longest.max(push.saturating_sub(since));
         }
         merged.held = rows.iter().filter(|row| self.updates.contains_key(row)).count() as u64;
         merged
     }
 
     /// Rows could not be sent: they are held back, as old as they were.
-    pub(in super::super) fn put_back(&mut self, merged: MergedRows, clock: Clock) {
-        let since = clock.saturating_sub(merged.longest);
+    pub(in super::super) fn put_back(&mut self, merged: MergedRows, push: u64) {
+        let since = push.saturating_sub(merged.longest);
         for (row, sum) in merged.rows.into_iter().zip(merged.values.chunks_exact(self.width)) {
             let sum_of_squares = kernels::squared_norm(sum);
             self.updates.insert(row, RowUpdate { sum: sum.to_vec(), since, sum_of_squares });
@@ -123,14 +124,14 @@ impl HeldRows {
         }
     }
 
-    fn view(&self, row: u32, clock: Clock) -> UpdateView {
+    fn view(&self, row: u32, clock: Clock, push: u64) -> UpdateView {
         let update = &self.updates[&row];
         let parameters = self.copies.get(&row).map_or(0.0, |copy| kernels::squared_norm(&copy.values));
         UpdateView {
             squared_norm: kernels::squared_norm(&update.sum),
             squared_parameters: parameters,
             sum_of_squares: update.sum_of_squares,
-            held: clock.saturating_sub(update.since),
+            held: push.saturating_sub(update.since),
             clock,
         }
     }
@@ -170,7 +171,7 @@ impl HeldRows {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let values = self.width * size_of::<f32>();
-        self.updates.len() * (values + size_of::<(u32, RowUpdate)>() + size_of::<(Clock, u32)>())
+        self.updates.len() * (values + size_of::<(u32, RowUpdate)>() + size_of::<(u64, u32)>())
             + self.copies.len() * (values + size_of::<(u32, RowCopy)>())
     }
 }
@@ -193,17 +194,17 @@ mod tests {
         let (hold, mut held) = (hold("significance:0.5,most=3"), HeldRows::new(1));
         held.note_pulled(0, &places(&[1, 2, 7]), &[10.0, 10.0, 10.0]);
         // A row that was never pulled is compared with nothing, and sent.
-        let merged = held.merge(Some(&hold), &[1, 2, 5], &[2.0, 6.0, 1.0], 0);
+        let merged = held.merge(Some(&hold), &[1, 2, 5], &[2.0, 6.0, 1.0], (0, 0));
         assert_eq!((merged.rows, merged.values, merged.held), (vec![2, 5], vec![6.0, 1.0], 1));
-        let merged = held.merge(Some(&hold), &[7], &[1.0], 1);
+        let merged = held.merge(Some(&hold), &[7], &[1.0], (1, 1));
         assert_eq!((merged.rows.len(), held.oldest()), (0, Some(0)));
-        let merged = held.merge(Some(&hold), &[1], &[4.0], 2);
+        let merged = held.merge(Some(&hold), &[1], &[4.0], (2, 2));
         assert_eq!((merged.rows, merged.values, merged.longest), (vec![1], vec![6.0], 2));
         // Row 7 is due although it has no gradient.
-        let merged = held.merge(Some(&hold), &[2], &[1.0], 4);
+        let merged = held.merge(Some(&hold), &[2], &[1.0], (4, 4));
         assert_eq!((merged.rows, merged.longest, merged.held), (vec![7], 3, 1));
         assert!(!held.is_empty());
-        let merged = held.merge(None, &[], &[], 5);
+        let merged = held.merge(None, &[], &[], (5, 5));
         assert_eq!((merged.rows, held.is_empty(), held.oldest()), (vec![2], true, None));
     }
 
@@ -217,7 +218,7 @@ mod tests {
             (wanted.iter().map(|wanted| wanted.row).collect::<Vec<u32>>(), to)
         };
         assert_eq!(ask(&held, 5), (vec![3], [1.0, 2.0, 3.0, 4.0, 0.0, 0.0]));
-        held.merge(Some(&hold), &[1, 2], &[0.1, 0.1, 5.0, 5.0], 6);
+        held.merge(Some(&hold), &[1, 2], &[0.1, 0.1, 5.0, 5.0], (6, 6));
         assert_eq!(ask(&held, 7), (vec![2, 3], [1.0, 2.0, 0.0, 0.0, 0.0, 0.0]), "row 2 was sent");
         assert_eq!((ask(&held, 8).0, ask(&held, 9).0), (vec![2, 3], vec![1, 2, 3]));
         held.forget_copies();
@@ -227,13 +228,13 @@ mod tests {
     #[test]
     fn rows_that_could_not_be_sent_are_held_back_as_before() {
         let mut held = HeldRows::new(1);
-        held.merge(Some(&hold("when:true,most=9")), &[3, 4], &[1.0, 2.0], 2);
-        let merged = held.merge(None, &[4], &[1.0], 5);
+        held.merge(Some(&hold("when:true,most=9")), &[3, 4], &[1.0, 2.0], (2, 2));
+        let merged = held.merge(None, &[4], &[1.0], (5, 5));
         held.put_back(merged, 5);
         assert_eq!((held.oldest(), held.is_finite_with(&[4], &[f32::MAX])), (Some(2), true));
-        let merged = held.merge(None, &[], &[], 6);
+        let merged = held.merge(None, &[], &[], (6, 6));
         assert_eq!((merged.rows, merged.values), (vec![3, 4], vec![1.0, 3.0]));
-        held.merge(Some(&hold("when:true")), &[3], &[f32::MAX], 7);
+        held.merge(Some(&hold("when:true")), &[3], &[f32::MAX], (7, 7));
         assert!(!held.is_finite_with(&[3], &[f32::MAX]));
     }
 }

@@ -17,8 +17,8 @@ pub(in super::super) struct HeldTable {
 #[derive(Debug)]
 struct Update {
     sum: Buffer,
-    /// The iteration of its oldest gradient.
-    since: Clock,
+    /// The push that its oldest gradient was meant for.
+    since: u64,
     /// The sum of their squared norms.
     sum_of_squares: f64,
     /// Elements that none of them has.
@@ -30,21 +30,27 @@ struct Update {
 pub(in super::super) struct MergedTable {
     pub(in super::super) sum: Buffer,
     pub(in super::super) missing: Missing,
-    /// The iteration of its oldest gradient.
-    pub(in super::super) since: Clock,
+    /// The push that its oldest gradient was meant for.
+    pub(in super::super) since: u64,
 }
 
 impl HeldTable {
-    /// The iteration of the oldest gradient that is held back.
-    pub(in super::super) fn since(&self) -> Option<Clock> {
+    /// The push that the oldest gradient that is held back was meant for.
+    pub(in super::super) fn since(&self) -> Option<u64> {
         self.update.as_ref().map(|update| update.since)
     }
 
-    /// The update together with a gradient of this iteration, whose squared norm is known. The squared norm of parameters is left to
-    /// the caller.
-    pub(in super::super) fn view(&self, gradient: &[f32], squares: f64, clock: Clock) -> UpdateView {
+    /// The update together with a gradient, whose squared norm is known, of an iteration and the push with this number. The squared norm
+    /// of parameters is left to the caller.
+    pub(in super::super) fn view(
+        &self,
+        gradient: &[f32],
+        squares: f64,
+        clock: Clock,
+        push: u64,
+    ) -> UpdateView {
         let (squared_norm, before, since) = match &self.update {
-            None => (squares, 0.0, clock),
+            None => (squares, 0.0, push),
             Some(update) => (
                 kernels::squared_norm_of_sum(update.sum.as_slice(), gradient),
                 update.sum_of_squares,
@@ -55,7 +61,7 @@ impl HeldTable {
             squared_norm,
             squared_parameters: 0.0,
             sum_of_squares: before + squares,
-            held: clock.saturating_sub(since),
+            held: push.saturating_sub(since),
             clock,
         }
     }
@@ -65,6 +71,7 @@ impl HeldTable {
         &mut self,
         (gradient, missing): (&[f32], &Missing),
         view: &UpdateView,
+        push: u64,
         (pool, memory): (&Pool, &dyn Allocate),
     ) {
         match &mut self.update {
@@ -77,7 +84,7 @@ impl HeldTable {
                 let mut sum = pool.take(gradient.len(), memory);
                 sum.as_mut_slice()[..gradient.len()].copy_from_slice(gradient);
                 let (missing, sum_of_squares) = (missing.clone(), view.sum_of_squares);
-                self.update = Some(Update { sum, since: view.clock, sum_of_squares, missing });
+                self.update = Some(Update { sum, since: push, sum_of_squares, missing });
             }
         }
     }
@@ -118,12 +125,12 @@ mod tests {
     fn an_update_is_the_sum_of_its_gradients_and_as_old_as_the_first() {
         let (pool, mut held) = (Pool::new(1), HeldTable::default());
         let (one, other) = ([3.0, 4.0, 0.0, 0.0], [1.0, 0.0, 0.0, 2.0]);
-        let view = held.view(&one, 25.0, 6);
+        let view = held.view(&one, 25.0, 90, 6);
         assert_eq!(view.held, 0);
-        held.keep((&one, &lacks(2..4)), &view, (&pool, &Heap));
-        let view = held.view(&other, 5.0, 9);
+        held.keep((&one, &lacks(2..4)), &view, 6, (&pool, &Heap));
+        let view = held.view(&other, 5.0, 91, 9);
         assert_eq!((view.squared_norm, view.sum_of_squares, view.held), (36.0, 30.0, 3));
-        held.keep((&other, &lacks(1..3)), &view, (&pool, &Heap));
+        held.keep((&other, &lacks(1..3)), &view, 9, (&pool, &Heap));
         assert_eq!((held.since(), held.memory_bytes() > 0), (Some(6), true));
         let merged = held.take(Some((&one, &lacks(2..3)))).unwrap();
         assert_eq!(merged.sum.as_slice(), [7.0, 8.0, 0.0, 2.0]);
