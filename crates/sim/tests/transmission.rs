@@ -30,6 +30,17 @@ fn gradients_that_leave_by_layers_hide_their_transfer_behind_computation() {
 }
 
 #[test]
+fn headers_of_packets_take_their_time_on_links() {
+    let (bare, packets) = (run("end", "", ""), run("end", "", "mtu = 1500"));
+    let computation = 5.0 / 13.5;
+    let ratio = (packets.seconds - computation) / (bare.seconds - computation);
+    // 66 bytes for each 1448, and what is no transfer takes no longer.
+    assert!((1.040..1.046).contains(&ratio), "{ratio}");
+    assert!(packets.network.contains("packets of 1500 bytes"), "{}", packets.network);
+    assert_eq!(bare.tables, packets.tables, "and what is learned is the same, bit for bit");
+}
+
+#[test]
 fn front_layers_overtake_where_links_are_what_is_waited_for() {
     // Frames count four times on links: about what Inception-v4 is at 1.47 steps per second.
     let network = "wire_scale = 4";
