@@ -138,6 +138,24 @@ fn our_own_transports_can_be_peers() {
 }
 
 #[test]
+fn an_exchange_in_virtual_time_has_the_rate_that_its_links_allow() {
+    let common = ["bench", "exchange", "--sim", "--model=resnet20_cifar", "--compute=20ms", "--workers=4"];
+    let links = ["--servers=4", "--cores=1", "--colocated", "--gbit-per-s=0.2", "--iterations=4", "--json"];
+    let run = |further: &[&str]| json(&[&common[..], &links, further].concat());
+    let [end, layerwise, bare] =
+        [&["--send=end"][..], &["--send=layerwise"], &["--send=end", "--mtu=0"]].map(run);
+    let per_s = |report: &Value| positive(report, "/iterations_per_s");
+    // A host sends three quarters of the model as gradients, and as much as parameters.
+    let transfer_s = |report: &Value| positive(report, "/elements") * 4.0 * 1.5 * 8.0 / 0.2e9;
+    let at_best = 1.0 / (0.020 + transfer_s(&end) * 1514.0 / 1448.0);
+    assert!((0.85 * at_best..at_best).contains(&per_s(&end)), "{} of {at_best}", per_s(&end));
+    assert!(per_s(&layerwise) > 1.1 * per_s(&end), "{layerwise:#}");
+    assert!(per_s(&bare) > per_s(&end), "headers take room on links");
+    assert_eq!(end["compute"]["send"], "end");
+    assert!((positive(&end, "/compute/share") - 0.020 * per_s(&end)).abs() < 1e-9);
+}
+
+#[test]
 fn what_cannot_be_exchanged_is_refused() {
     for (arguments, why) in [
         (&["--model=resnet5000"][..], "unknown model `resnet5000`; known: alexnet"),
@@ -161,6 +179,13 @@ fn what_cannot_be_exchanged_is_refused() {
         (&["--congestion=none"], "--congestion none: this system has"),
         (&["--pin=first"], "expected `auto`, `off`, or numbers"),
         (&["--against=horovod"], "invalid value 'horovod'"),
+        (&["--colocated"], "--colocated says where --run-with takes workers"),
+        (&["--sim"], "--compute <TIME>"),
+        (&["--mtu=1500"], "--sim"),
+        (&["--sim", "--compute=1ms", "--rounds=2"], "cannot be used with"),
+        (&["--sim", "--compute=1ms", "--mtu=40"], "network.mtu = 40: expected 576 to 65535"),
+        (&["--sim", "--compute=1ms", "--gbit-per-s=0"], "--gbit-per-s 0: expected a number above 0"),
+        (&["--sim", "--compute=1ms", "--buffer-ms=-1"], "--buffer-ms -1: expected 0 to"),
     ] {
         let stderr = refusal(&[&["bench", "exchange"], arguments].concat());
         assert!(stderr.contains(why), "{arguments:?}: {stderr}");

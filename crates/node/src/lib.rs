@@ -41,3 +41,4 @@ pub use paramill_core::types::{AggregatorId, ServerId};
 pub use paramill_core::wire::{Fault, Refusal, WireError};
 pub use transport::Transport;
 pub use transport::memory::Hub;
+pub use transport::tcp::options::UNSENT_BEYOND_THE_HOST;

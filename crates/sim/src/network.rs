@@ -19,8 +19,17 @@ use paramill_core::types::Time;
 use paramill_core::wire::{HEADER_BYTES, Header, Kind, padded};
 use serde::{Deserialize, Serialize};
 use star::Star;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 use tiers::{Shipment, Tiers};
+
+/// Headers of a packet of TCP over IPv4 over Ethernet, as interfaces and shapers count them: TCP with its timestamps, IP, Ethernet
+/// without preamble, checksum and gap.
+pub const PACKET_HEADER_BYTES: u64 = IP_HEADER_BYTES + ETHERNET_HEADER_BYTES;
+const IP_HEADER_BYTES: u64 = 20 + 32;
+const ETHERNET_HEADER_BYTES: u64 = 14;
+/// What every host must be able to receive (RFC 791), and what a packet's length field can say.
+const MTUS: RangeInclusive<u64> = 576..=65_535;
 
 /// Rates and delays.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +45,8 @@ pub struct NetworkConfig {
     pub wire_scale: f64,
     /// Bytes of gradients count this many times in addition; with 0 they take no room on links at all.
     pub push_scale: f64,
+    /// The largest IP packet, whose headers take room on links ([`PACKET_HEADER_BYTES`]); with 0 only frames do.
+    pub mtu: u64,
     /// Time that a data core takes for a frame, in microseconds.
     pub handling_us: f64,
     /// Bytes that a connection holds in each direction; what does not fit waits at its sender.
@@ -107,6 +118,7 @@ impl Default for NetworkConfig {
             gbit_per_s: 10.0,
             wire_scale: 1.0,
             push_scale: 1.0,
+            mtu: 0,
             handling_us: 1.0,
             window_bytes: 4 << 20,
             waiting_frames: limits::MAX_WAITING_FRAMES as u64,
@@ -132,6 +144,14 @@ impl NetworkConfig {
             if !(0.0..=limit).contains(&value) {
                 return Err(format!("network.{name} = {value}: expected a number from 0 to {limit:e}"));
             }
+        }
+        if self.mtu != 0 && !MTUS.contains(&self.mtu) {
+            return Err(format!(
+                "network.mtu = {}: expected {} to {}, or 0 for links on which packets have no headers",
+                self.mtu,
+                MTUS.start(),
+                MTUS.end()
+            ));
         }
         if self.waiting_frames == 0 {
             return Err("network.waiting_frames = 0: expected at least 1".into());
@@ -177,6 +197,15 @@ impl NetworkConfig {
 
     fn latency(&self) -> Duration {
         Duration::from_nanos((self.latency_us * 1e3) as u64)
+    }
+
+    /// What a byte of a stream takes on a link with its share of a packet's headers. Frames follow each other in a stream, so that
+    /// packets are full; acknowledgements, which carry nothing, are left out.
+    fn packet_factor(&self) -> f64 {
+        match self.mtu {
+            0 => 1.0,
+            mtu => 1.0 + PACKET_HEADER_BYTES as f64 / (mtu - IP_HEADER_BYTES) as f64,
+        }
     }
 }
 
@@ -351,7 +380,8 @@ impl Network {
         let NetworkConfig { wire_scale, push_scale, .. } = self.config;
         let bytes = HEADER_BYTES as f64 + padded(payload_bytes) as f64 * wire_scale;
         let is_push = header.is_some_and(|header| header.kind == Kind::Push);
-        if is_push { bytes * push_scale } else { bytes }
+        let bytes = if is_push { bytes * push_scale } else { bytes };
+        bytes * self.config.packet_factor()
     }
 
     /// Sends a frame over a star, or within a host, at `now`.

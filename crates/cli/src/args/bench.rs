@@ -24,6 +24,24 @@ pub(crate) enum BenchCommand {
     Codec(CodecArgs),
 }
 
+/// Options of an exchange that are about this machine, its processes and their sockets.
+const REAL_EXCHANGE: [&str; 14] = [
+    "transport",
+    "worker_loops",
+    "copy",
+    "congestion",
+    "pin",
+    "seconds",
+    "warmup",
+    "rounds",
+    "run_with",
+    "host",
+    "against",
+    "python",
+    "mxnet_python",
+    "timeout",
+];
+
 /// Exchange a model between workers and servers, and nothing else.
 ///
 /// Every iteration each worker pushes a gradient of the whole model and pulls the parameters that follow from it,
@@ -43,6 +61,7 @@ Examples:
   paramill bench exchange --elements 262144 --tensors 1 --transport memory
   paramill bench exchange --codec topk:0.01 --answer-codec f16
   paramill bench exchange --model inception_v4 --compute 680ms --send layerwise --json
+  paramill bench exchange --sim --model inception_v4 --compute 680ms --workers 4 --servers 4 --cores 1 --colocated
   paramill bench exchange --congestion reno --against gloo --python venv/bin/python")]
 pub(crate) struct ExchangeArgs {
     /// The model whose tensors are exchanged [default: resnet50].
@@ -66,6 +85,22 @@ pub(crate) struct ExchangeArgs {
     /// parameters only; or all of them at the end, and then all parameters are waited for.
     #[arg(long, value_name = "WHEN", requires = "compute", value_enum)]
     pub(crate) send: Option<Send>,
+    /// With --compute, in virtual time over a simulated star of hosts: iterations/s, and nothing about this machine.
+    #[arg(long, requires = "compute", help_heading = "Virtual time", conflicts_with_all = REAL_EXCHANGE)]
+    pub(crate) sim: bool,
+    /// Rate of a simulated host's link, each way [default: 1].
+    #[arg(long, value_name = "R", requires = "sim", help_heading = "Virtual time")]
+    pub(crate) gbit_per_s: Option<f64>,
+    /// Time from one simulated host to another, in microseconds [default: 50].
+    #[arg(long, value_name = "T", requires = "sim", help_heading = "Virtual time")]
+    pub(crate) latency_us: Option<f64>,
+    /// What a port of the simulated switch can hold, as time at the link's rate; TCP fills it, and what is in there cannot be overtaken
+    /// [default: 10].
+    #[arg(long, value_name = "T", requires = "sim", help_heading = "Virtual time")]
+    pub(crate) buffer_ms: Option<f64>,
+    /// The largest packet of simulated links, whose headers of Ethernet, IP and TCP take room; 0: without headers [default: 1500].
+    #[arg(long, value_name = "BYTES", requires = "sim", help_heading = "Virtual time")]
+    pub(crate) mtu: Option<u64>,
     /// Workers.
     #[arg(long, value_name = "W", default_value_t = 2)]
     pub(crate) workers: u32,
@@ -93,7 +128,7 @@ pub(crate) struct ExchangeArgs {
     /// How long each contender is measured in a round.
     #[arg(long, value_name = "X", default_value_t = 2.0, conflicts_with = "iterations")]
     pub(crate) seconds: f64,
-    /// Iterations in a round, instead of a time.
+    /// Iterations in a round, instead of a time [default with --sim: 10].
     #[arg(long, value_name = "N")]
     pub(crate) iterations: Option<u64>,
     /// How long each contender runs before it is measured, in seconds.
@@ -106,8 +141,8 @@ pub(crate) struct ExchangeArgs {
     /// them to network namespaces, as `bench/lab.py exchange` does.
     #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]
     pub(crate) run_with: Option<String>,
-    /// Worker i is where server i is: they have one number for --run-with.
-    #[arg(long, requires = "run_with")]
+    /// Worker i is where server i is: they have one number for --run-with, or with --sim one host.
+    #[arg(long)]
     pub(crate) colocated: bool,
     /// The address of a server; once for each [default: 127.0.0.1].
     #[arg(long, value_name = "ADDRESS")]

@@ -13,6 +13,7 @@ mod limits;
 mod peers;
 mod plan;
 mod report;
+mod simulated;
 mod statistics;
 mod task;
 mod usage;

@@ -282,3 +282,21 @@ fn gradients_count_as_often_as_is_said() {
     let parcel = Parcel { from: HostId(0), to: HostId(1), flow: 0, bytes: 0.0 };
     assert!(!rack().shares_links(&parcel) && rack().shares_links(&Parcel { bytes: 1.0, ..parcel }));
 }
+
+#[test]
+fn packets_have_headers_where_there_is_an_mtu() {
+    // With the frame's own header, what 96 packets of Ethernet carry.
+    let payload = 96 * 1448 - 64;
+    let bytes = |mtu| Network::star(NetworkConfig { mtu, ..config() }).wire_bytes(None, payload);
+    assert_eq!(bytes(0), 96.0 * 1448.0);
+    close(bytes(1500), 96.0 * 1514.0, 1e-12);
+    // Larger packets have fewer headers.
+    close(bytes(9000), 96.0 * 1448.0 * 9014.0 / 8948.0, 1e-12);
+}
+
+#[test]
+fn an_mtu_that_no_network_has_is_named() {
+    let check = |mtu| NetworkConfig { mtu, ..config() }.check();
+    assert!(check(52).unwrap_err().contains("network.mtu = 52: expected 576 to 65535, or 0"));
+    assert!(check(65_536).is_err() && check(576).is_ok() && check(0).is_ok());
+}

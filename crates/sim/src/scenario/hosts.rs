@@ -136,10 +136,14 @@ impl Hosts {
             0.0 => "unlimited".to_owned(),
             rate => format!("{rate} Gbit/s"),
         };
+        let packets = match config.mtu {
+            0 => String::new(),
+            mtu => format!(", packets of {mtu} bytes with headers"),
+        };
         let host = rate(config.gbit_per_s);
         let Some((tiers, racks)) = &self.racks else {
             let hosts: BTreeSet<HostId> = self.everybody().into_iter().map(|(_, host)| host).collect();
-            return format!("star: {} hosts of {host}", hosts.len());
+            return format!("star: {} hosts of {host}{packets}", hosts.len());
         };
         let core = match tiers.core_gbit_per_s {
             0.0 => String::new(),
@@ -147,7 +151,7 @@ impl Hosts {
         };
         format!(
             "three-tier: {} racks of {} hosts of {host}, edge uplinks of {}; {} aggregation switches for {} racks each, \
-             uplinks of {}{core}",
+             uplinks of {}{core}{packets}",
             racks.edges(),
             tiers.hosts_per_edge,
             rate(tiers.edge_uplink(config.gbit_per_s)),

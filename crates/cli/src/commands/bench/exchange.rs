@@ -1,4 +1,4 @@
-//! `paramill bench exchange`: rounds of the exchange, with the machine's limits and peers measured in between.
+//! `paramill bench exchange`: rounds of the exchange, with the machine's limits and peers measured in between; or in virtual time.
 
 use super::cluster::{Cluster, Round};
 use super::congestion;
@@ -6,6 +6,7 @@ use super::limits;
 use super::peers::{self, Peer};
 use super::plan::{Exchange, Schedule};
 use super::report::Report;
+use super::simulated;
 use crate::args::ExchangeArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
@@ -29,6 +30,9 @@ pub(super) struct Measured {
 
 pub(super) fn run(args: &ExchangeArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let exchange = Exchange::resolve(args, registry).or_usage()?;
+    if args.sim {
+        return simulated::run(args, &exchange, output);
+    }
     let schedule = Schedule::resolve(args).or_usage()?;
     congestion::adopt(&exchange.congestion)?;
     let peers = peers::find(args).or_usage()?;

@@ -98,6 +98,10 @@ impl Exchange {
         }
         let cores = args.cores.unwrap_or_else(|| default_cores(args.servers));
         ensure!((1..=MAX_CORES).contains(&cores), "--cores {cores}: expected 1 to {MAX_CORES}");
+        ensure!(
+            !args.colocated || args.sim || args.run_with.is_some(),
+            "--colocated says where --run-with takes workers, or on which hosts they are with --sim; give one of them"
+        );
         let (model, tensors) = tensors(args)?;
         let exchange = Exchange {
             model,

@@ -18,7 +18,7 @@ const BUFFER_WITHIN_THE_HOST: usize = 256 << 10;
 
 /// Bytes that wait in a socket beyond the host without being sent. What waits in a socket cannot be overtaken, and the system
 /// would let megabytes wait.
-const UNSENT_BEYOND_THE_HOST: u32 = 256 << 10;
+pub const UNSENT_BEYOND_THE_HOST: u32 = 256 << 10;
 
 /// How sockets are set up.
 #[derive(Debug, Clone, Default)]
