@@ -98,6 +98,19 @@ impl Exchange {
         }
         let cores = args.cores.unwrap_or_else(|| default_cores(args.servers));
         ensure!((1..=MAX_CORES).contains(&cores), "--cores {cores}: expected 1 to {MAX_CORES}");
+        // The parser does not ask for an option that conflicts with another one that is given.
+        ensure!(
+            args.send.is_none() || args.compute.is_some(),
+            "--send is about a computation that is waited out: add --model NAME --compute TIME"
+        );
+        ensure!(
+            args.compute.is_none_or(|step| !step.0.is_zero()),
+            "--compute 0s: expected a time to wait out; leave it out to exchange without a computation"
+        );
+        ensure!(
+            args.host.is_empty() || args.transport != Transport::Memory,
+            "--host with --transport memory: threads of one process have no addresses; leave --host out"
+        );
         let (model, tensors) = tensors(args)?;
         let exchange = Exchange {
             model,
@@ -135,6 +148,11 @@ impl Exchange {
         ensure!(
             sync == expected,
             "--sync {sync}: an exchange is synchronous, and its figures are those of {expected}"
+        );
+        let local = exchange.policy.get(Axis::Local);
+        ensure!(
+            !exchange.policy.is_local(),
+            "--local {local}: an exchange pushes and pulls everything in every iteration; leave --local out"
         );
         exchange.check(registry)?;
         Ok(exchange)
