@@ -159,6 +159,11 @@ impl Waited {
         all
     }
 
+    /// The same without what no worker can have waited: numbers that are none, or a cause that is listed twice.
+    pub(crate) fn sound(&self) -> Waited {
+        Waited::sum([self])
+    }
+
     /// Lists the largest of these charges, and adds up the rest.
     fn list(&mut self, charges: impl Iterator<Item = Charge>, most: usize) {
         self.causes = charges.collect();
@@ -193,9 +198,10 @@ impl Waited {
     }
 }
 
-/// A peer's number of seconds.
-fn sound(seconds: f64) -> f64 {
-    if seconds.is_finite() { seconds.max(0.0) } else { 0.0 }
+/// A peer's number of seconds, as one that can be added up.
+pub(crate) fn sound(seconds: f64) -> f64 {
+    const MOST: f64 = 1e12;
+    if seconds.is_finite() { seconds.clamp(0.0, MOST) } else { 0.0 }
 }
 
 /// The waiting time of one worker, and what it is charged to.
