@@ -65,7 +65,9 @@ impl LocalSteps {
             );
             return Err(SpecError::Parameter { component: "local".into(), why });
         }
-        let Config { h, fragments, late, inner } = spec.config()?;
+        let config: Result<Config, SpecError> = spec.config();
+        let Config { h, fragments, late, inner } =
+            config.map_err(|error| error.with_example("steps:h=50"))?;
         let (least, most) = (H.start(), H.end());
         spec.require(H.contains(&h), || format!("h = {h}: expected {least} to {most} steps"))?;
         spec.require((1..=h).contains(&fragments), || {
@@ -289,7 +291,7 @@ mod tests {
         for (text, expected) in [
             ("step:h=3", "local: `step:h=3`: expected none, or steps:h=50"),
             ("none:h=3", "expected none, or steps"),
-            ("steps", "missing field `h`"),
+            ("steps", "missing field `h`, such as in `steps:h=50`"),
             ("steps:h=0", "h = 0: expected 1 to 1000000 steps"),
             ("steps:h=2000000", "h = 2000000: expected 1 to"),
             ("steps:h=4,fragments=5", "fragments = 5: expected 1 to 4"),
