@@ -166,7 +166,7 @@ impl LocalSteps {
         (fragment as u64 + 1) * self.h / self.fragments
     }
 
-    /// The same of a number of steps of the job; 0 before the first.
+    /// The step within its clock, from 1 to h, of the last of so many steps of the job; 0 before the first.
     fn place(&self, steps: u64) -> u64 {
         if steps == 0 { 0 } else { (steps - 1) % self.h + 1 }
     }
@@ -200,7 +200,7 @@ fn unwrapped(text: &str) -> &str {
     text.strip_prefix('(').and_then(|inner| inner.strip_suffix(')')).unwrap_or(text).trim()
 }
 
-/// What a worker holds of one table beside its parameters: those of its last synchronisation, and the inner optimizer's state.
+/// A worker's state for one table beside its parameters: the parameters of its last synchronisation, and the inner optimizer's state.
 #[derive(Debug)]
 pub struct Replica {
     /// The parameters of the last answer; from a push until its answer, the parameters that were pushed.

@@ -68,7 +68,7 @@ pub enum WaitCause {
 }
 
 impl WaitCause {
-    /// The node that others waited for; `None` where it was no single one of workers and servers.
+    /// The single worker or server that others waited for; `None` for all servers together and for the coordinator.
     pub fn node(self) -> Option<WaitedNode> {
         match self {
             WaitCause::Push(worker) | WaitCause::Barrier(worker) | WaitCause::Start(worker) => {
@@ -210,7 +210,7 @@ pub(crate) struct WaitTally {
     waited: Duration,
     uncharged: Duration,
     causes: BTreeMap<WaitCause, Duration>,
-    /// Charged to causes that gave way to larger ones.
+    /// Charged to causes that were removed because there were too many.
     others: Duration,
 }
 
@@ -226,7 +226,7 @@ impl WaitTally {
         self.uncharged
     }
 
-    /// Charges as much of this as is not charged yet.
+    /// Charges this time to a cause, but no more than was waited and is not charged yet.
     pub(crate) fn charge(&mut self, cause: WaitCause, time: Duration) {
         let time = time.min(self.uncharged);
         if time.is_zero() {
@@ -251,7 +251,7 @@ impl WaitTally {
         waited
     }
 
-    /// What is charged and what is not make up what was waited.
+    /// Charged and uncharged time MUST add up to the waited time.
     pub(crate) fn check(&self) -> Result<(), String> {
         let charged = self.causes.values().sum::<Duration>() + self.others;
         if charged + self.uncharged != self.waited {

@@ -88,7 +88,8 @@ impl WorkerState {
         self.interval_s
     }
 
-    /// Median of its last three iterations in seconds, each from when it had what it waited for to its push. One step out of the ordinary does not move it, two in a row do.
+    /// Median of the seconds of its last three iterations, each from when the worker had its parameters to its push. One unusual
+    /// iteration does not change it, two in a row do.
     pub fn typical_interval_s(&self) -> Option<f64> {
         Some(match self.recent_s {
             [Some(a), Some(b), Some(c)] => f64::max(a.min(b), a.max(b).min(c)),
