@@ -33,7 +33,6 @@ use crate::standstill::{self, Standstill};
 use crate::status::{MemberState, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
-use crate::waits;
 use crate::wire::control::{self, frame};
 use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Standing, Welcome,
@@ -586,8 +585,6 @@ impl Coordinator {
 
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, mut report: WorkerReport) {
         report.waiting = report.waiting.map(control::sentence);
-        report.waited = report.waited.sound();
-        report.reads.waited_s = waits::sound(report.reads.waited_s);
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
