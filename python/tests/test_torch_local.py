@@ -35,6 +35,8 @@ PROGRAM = """
     report({"parameters": [p.tolist() for p in model.parameters()], "losses": losses, "pushed": pushed})
 """
 SGD = "torch.optim.SGD(model.parameters(), lr=0.1)"
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
 
 
 def trained(launch: Any, make: str, steps: int, *arguments: str) -> list[Any]:
@@ -114,27 +116,83 @@ def test_steps_are_kept_while_an_answer_is_under_way() -> None:
     assert parameter.item() == 6.0
 
 
-def test_parameters_that_are_no_numbers_are_left_out() -> None:
-    parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
+def quarters(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Values with which all that follows is exact, also in bfloat16."""
+    return torch.randint(-4, 5, shape, generator=generator) / 4
+
+
+def stepped(device: str, dtype: torch.dtype, is_strided: bool) -> list[torch.Tensor]:
+    """Parameters and a buffer after steps with the same gradients, wherever and however they are stored."""
+    generator = torch.Generator().manual_seed(5)
+    values = [quarters(generator, 8, 4, 3, 3), quarters(generator, 7), quarters(generator, 5, 6), quarters(generator, 3, 2)]
+    parameters = [nn.Parameter(value.to(device, dtype)) for value in values]
+    if is_strided:
+        parameters[0] = nn.Parameter(parameters[0].detach().to(memory_format=torch.channels_last))
+        parameters[2] = nn.Parameter(parameters[2].detach().t().contiguous().t())
+        assert not any(parameters[index].is_contiguous() for index in (0, 2))
+    mean = torch.zeros(4, device=device)
+    optimizer = pm.torch.LocalSteps(
+        torch.optim.SGD(parameters, lr=1.0), h=4, fragments=2, late=1, outer="sgd:lr=0.5", buffers=[("mean", mean)]
+    )
+    for step in range(10):
+        for parameter in parameters:
+            gradient = quarters(generator, *parameter.shape).to(device, dtype)
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        mean.fill_(float(step))
+        optimizer.step()
+    optimizer.close()
+    assert all(tensor.device.type == device for tensor in [*parameters, mean])
+    assert all(parameter.dtype == dtype for parameter in parameters)
+    return [tensor.detach().float().cpu() for tensor in [*parameters, mean]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_devices_types_and_strides_make_no_difference(device: str, dtype: torch.dtype) -> None:
+    plain = stepped("cpu", torch.float32, is_strided=False)
+    assert plain[-1].tolist() == [9.0] * 4
+    for is_strided in (False, True):
+        for expected, found in zip(plain, stepped(device, dtype, is_strided)):
+            assert torch.equal(expected, found), (device, dtype, is_strided)
+
+
+@NEEDS_GPU
+def test_parameters_of_two_devices_are_stepped_where_they_are() -> None:
+    parameters = [nn.Parameter(torch.full((3,), 8.0, device=device)) for device in ("cpu", "cuda")]
+    optimizer = pm.torch.LocalSteps(torch.optim.SGD(parameters, lr=1.0), h=2, fragments=2, outer="sgd:lr=0.5")
+    for _ in range(4):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    optimizer.close()
+    assert [parameter.device.type for parameter in parameters] == ["cpu", "cuda"]
+    # Half of every step counts.
+    assert [parameter.tolist() for parameter in parameters] == [[6.0] * 3] * 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_parameters_that_are_no_numbers_are_left_out(device: str) -> None:
+    parameter = nn.Parameter(torch.tensor([1.0, 2.0], device=device))
     optimizer = pm.torch.LocalSteps(torch.optim.SGD([parameter], lr=1.0), h=1)
-    parameter.grad = torch.tensor([float("nan"), 0.0])
+    parameter.grad = torch.tensor([float("nan"), 0.0], device=device)
     with pytest.raises(pm.errors.NonFiniteError):
         optimizer.step()
     assert parameter.tolist() == [1.0, 2.0], "the servers' parameters"
-    parameter.grad = torch.tensor([0.0, 1.0])
+    parameter.grad = torch.tensor([0.0, 1.0], device=device)
     optimizer.step()
     optimizer.close()
     assert parameter.tolist()[0] == 1.0 and parameter.tolist()[1] < 2.0
 
 
-def test_a_scaler_leaves_out_the_step_and_not_the_count() -> None:
-    model = nn.Linear(1, 1)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_scaler_leaves_out_the_step_and_not_the_count(device: str) -> None:
+    model = nn.Linear(1, 1, device=device)
     optimizer = pm.torch.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), h=2, outer="sgd:lr=1")
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(device, init_scale=4.0)
     before = model.weight.item()
     for value in (float("inf"), 1.0):
         optimizer.zero_grad()
-        scaler.scale(model(torch.ones(1)).sum() * value).backward()
+        scaler.scale(model(torch.ones(1, device=device)).sum() * value).backward()
         scaler.step(optimizer)
         scaler.update()
     assert optimizer.job.iteration == 1

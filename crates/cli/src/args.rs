@@ -317,7 +317,8 @@ pub(crate) struct AggregateArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill launch -n 4 -s 2 -- ./my-worker --epochs 3")]
+  paramill launch -n 4 -s 2 -- ./my-worker --epochs 3
+  paramill launch -n 4 --json --inject 'worker=2:pause=2s@5s' -- ./my-worker   who was waited for, as JSON")]
 pub(crate) struct LaunchArgs {
     /// Workers: copies of the command.
     #[arg(short = 'n', long, value_name = "N")]
@@ -342,6 +343,10 @@ pub(crate) struct LaunchArgs {
     /// Threads that each worker's connections are spread over [default: half of the CPUs divided by the workers, up to 8].
     #[arg(long, value_name = "K", value_parser = paramill_node::client::parse_loops)]
     pub(crate) loops: Option<usize>,
+    /// A fault to try, such as 'server=1:pause=2s@10s' or 'worker=2:delay=20ms'; may be given several times. The computation of
+    /// the command cannot be slowed.
+    #[arg(long, value_name = "FAULT")]
+    pub(crate) inject: Vec<String>,
     /// Start workers that fail anew, up to this many times in all. They join the job that runs.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restart: u32,

@@ -40,6 +40,13 @@ impl Output {
         writeln!(io::stdout().lock(), "{text}")
     }
 
+    /// One of several objects for a program, on a line of its own.
+    pub(crate) fn line(&self, object: &impl Serialize) -> io::Result<()> {
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "{}", serde_json::to_string(object)?)?;
+        stdout.flush()
+    }
+
     /// A part of the result for a person.
     pub(crate) fn text(&self, text: impl AsRef<str>) -> io::Result<()> {
         let text = text.as_ref();

@@ -257,6 +257,11 @@ pub(crate) fn check_rate(rate: Option<Rate>, transport: Transport, processes: bo
     Ok(())
 }
 
+/// A server or an aggregator with a rate: peers of other hosts may come to it over TCP.
+pub(crate) fn check_rate_of_node(rate: Option<Rate>, transport: Transport) -> Result<()> {
+    check_rate(rate.filter(|_| transport == Transport::Shm), transport, true)
+}
+
 /// `workers = 0: expected 1 to 16384`.
 fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<()> {
     ensure!(range.contains(&value), "{name} = {value}: expected {} to {}", range.start(), range.end());

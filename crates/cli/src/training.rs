@@ -7,7 +7,7 @@ mod tally;
 mod worker;
 
 pub(crate) use processes::{
-    AggregatorAnnouncement, Announcement, end_with_parent, restart_grace, run_worker_process,
+    AggregatorAnnouncement, Announcement, Ending, end_with_parent, restart_grace, run_worker_process,
     start_aggregators, start_servers,
 };
 

@@ -28,8 +28,10 @@ fn refusal(arguments: &[&str]) -> String {
 }
 
 fn exchange(further: &[&str]) -> Value {
-    let short = ["--elements=4096", "--tensors=2", "--iterations=3", "--rounds=2", "--warmup=0", "--json"];
-    json(&[&["bench", "exchange"], &short[..], further].concat())
+    let short = ["--elements=4096", "--tensors=2", "--iterations=3", "--warmup=0", "--json"];
+    let rounds: &[&str] =
+        if further.iter().any(|word| word.starts_with("--rounds")) { &[] } else { &["--rounds=2"] };
+    json(&[&["bench", "exchange"], &short[..], rounds, further].concat())
 }
 
 fn positive(report: &Value, pointer: &str) -> f64 {
@@ -137,6 +139,53 @@ fn our_own_transports_can_be_peers() {
     assert!((positive(&report, "/peers/0/ratio") / ratio - 1.0).abs() < 1e-6);
 }
 
+/// A computation is waited out, and its share of the time is reported, whenever gradients leave.
+#[test]
+fn a_computation_is_waited_out_in_every_iteration() {
+    for (send, expected) in
+        [(&[][..], "layerwise"), (&["--send=layerwise"], "layerwise"), (&["--send=end"], "end")]
+    {
+        let model = ["bench", "exchange", "--model=resnet110_cifar", "--compute=8ms", "--cores=1", "--json"];
+        let short = ["--iterations=3", "--rounds=1", "--warmup=0"];
+        let report = json(&[&model[..], &short[..], send].concat());
+        assert_eq!(report["compute"]["send"], expected, "{report:#}");
+        assert_eq!(positive(&report, "/compute/step_ms"), 8.0);
+        let share = positive(&report, "/compute/share");
+        assert!(share <= 1.0, "no iteration is shorter than its computation: {share}");
+        assert!((share / (positive(&report, "/iterations_per_s") * 8e-3) - 1.0).abs() < 1e-9);
+        // Layers leave one by one: none are packed.
+        assert_eq!(report["tensors"], report["tables"]);
+    }
+}
+
+/// A worker is run where the server of its number is.
+#[test]
+fn colocated_workers_have_the_numbers_of_servers() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("enter");
+    let text = "#!/bin/sh\nnumber=$1; shift; echo $number >> \"${0%/*}/numbers\"; exec \"$@\"\n";
+    std::fs::write(&script, text).unwrap();
+    let run_with = format!("--run-with=sh {} {{}}", script.display());
+    let hosts = ["--host=127.0.0.1", "--host=127.0.0.2"];
+    let run = |colocated: &[&str]| {
+        let nodes = ["--workers=2", "--servers=2", "--cores=1", "--rounds=1", "--pin=off", &run_with];
+        check_exchange_of_one_round(&exchange(&[&nodes[..], &hosts, colocated].concat()));
+        let numbers = folder.path().join("numbers");
+        let mut numbers: Vec<String> =
+            std::fs::read_to_string(&numbers).unwrap().lines().map(str::to_owned).collect();
+        std::fs::remove_file(folder.path().join("numbers")).unwrap();
+        numbers.sort();
+        numbers
+    };
+    assert_eq!(run(&[]), ["0", "1", "2", "3"]);
+    assert_eq!(run(&["--colocated"]), ["0", "0", "1", "1"]);
+}
+
+fn check_exchange_of_one_round(report: &Value) {
+    assert_eq!(report["iterations"], serde_json::json!([3]));
+    positive(report, "/goodput_gb_s");
+}
+
 #[test]
 fn an_exchange_in_virtual_time_has_the_rate_that_its_links_allow() {
     let common = ["bench", "exchange", "--sim", "--model=resnet20_cifar", "--compute=20ms", "--workers=4"];
@@ -175,6 +224,10 @@ fn what_cannot_be_exchanged_is_refused() {
         (&["--codec=topk:0.01+dvf:delta=1"], "the chain has a sparsifier already"),
         (&["--answer-codec=dgc:0.01"], "dgc"),
         (&["--sync=asp"], "--sync asp: an exchange is synchronous"),
+        (
+            &["--local=steps:h=4"],
+            "--local steps:h=4: an exchange pushes and pulls everything in every iteration",
+        ),
         (&["--transport=pigeon"], "possible values: tcp, shm, memory, auto"),
         (&["--congestion=none"], "--congestion none: this system has"),
         (&["--pin=first"], "expected `auto`, `off`, or numbers"),
@@ -186,6 +239,20 @@ fn what_cannot_be_exchanged_is_refused() {
         (&["--sim", "--compute=1ms", "--mtu=40"], "network.mtu = 40: expected 576 to 65535"),
         (&["--sim", "--compute=1ms", "--gbit-per-s=0"], "--gbit-per-s 0: expected a number above 0"),
         (&["--sim", "--compute=1ms", "--buffer-ms=-1"], "--buffer-ms -1: expected 0 to"),
+        (&["--compute=5ms", "--elements=10"], "cannot be used with"),
+        (&["--compute=5ms", "--pack=10"], "cannot be used with"),
+        (&["--compute=5ms", "--copy"], "cannot be used with"),
+        (&["--compute=5ms", "--against=tcp"], "cannot be used with"),
+        (&["--compute=0s"], "--compute 0s: expected a time to wait out"),
+        (&["--compute=soon"], "such as `500ms`"),
+        (&["--send=end"], "--compute <TIME>"),
+        (&["--send=end", "--elements=10"], "--send is about a computation that is waited out: add --model"),
+        (&["--send=later", "--compute=5ms"], "possible values: layerwise, end"),
+        (
+            &["--colocated", "--host=127.0.0.1", "--run-with=nice"],
+            "put {} where the number of the process belongs",
+        ),
+        (&["--host=127.0.0.1", "--transport=memory"], "threads of one process have no addresses"),
     ] {
         let stderr = refusal(&[&["bench", "exchange"], arguments].concat());
         assert!(stderr.contains(why), "{arguments:?}: {stderr}");

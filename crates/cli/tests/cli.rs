@@ -117,7 +117,29 @@ fn no_command_and_an_unknown_one_are_bad_usage() {
 
 #[test]
 fn options_without_effect_are_refused() {
-    let refused: [(&[&str], &str); 5] = [
+    let refused: [(&[&str], &str); 12] = [
+        (&["train", "--rate", "1Gbit"], "--rate 1Gbit: in one process nothing is sent; give --processes too"),
+        (
+            &["train", "--rate", "1Gbit", "--transport", "tcp"],
+            "--rate 1Gbit: in one process nothing is sent; give --processes too",
+        ),
+        (
+            &["train", "--processes", "--rate", "1Gbit", "--transport", "shm"],
+            "--rate 1Gbit with --transport shm: memory that is shared moves no bytes; use --transport tcp",
+        ),
+        (
+            &["launch", "-n", "1", "--rate", "1Gbit", "--transport", "auto", "--", "true"],
+            "--rate 1Gbit with --transport auto: memory that is shared moves no bytes; use --transport tcp",
+        ),
+        (
+            &["serve", "--rate", "1Gbit", "--transport", "shm"],
+            "--rate 1Gbit with --transport shm: memory that is shared moves no bytes; use --transport tcp",
+        ),
+        (
+            &["aggregate", "--job", "localhost:1", "--rate", "1Gbit", "--transport", "shm"],
+            "--rate 1Gbit with --transport shm: memory that is shared moves no bytes; use --transport tcp",
+        ),
+        (&["train", "--processes", "--rate", "0"], "`0`: expected 1kbit to 10000Gbit, such as 800Mbit"),
         (&["train", "--topology", env!("CARGO_MANIFEST_PATH")], "topology file"),
         (&["train", "--topology", "-", "--broadcast", "tree"], "expected the name of a file"),
         (&["subscribe", "localhost:1/j", "--out", "m", "--once", "--every", "3s"], "cannot be used with"),

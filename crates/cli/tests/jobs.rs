@@ -430,6 +430,43 @@ fn workers_under_launch_train() {
     assert!(text(&output.stdout).contains("[worker 0] {\"done\""), "{}", text(&output.stdout));
 }
 
+/// Programs that are launched get their faults through the environment, and the report names who was waited for.
+#[test]
+fn a_launched_job_reports_whom_its_faults_made_others_wait_for() {
+    let script =
+        format!("{PARAMILL} config lr --workers 2 --servers 1 --examples 400 | {PARAMILL} worker-process");
+    let launch = |extra: &[&str]| {
+        let common = ["launch", "-n", "2", "--json", "--optimizer", "adagrad:lr=0.1"];
+        json(&[&common[..], extra, &["--", "sh", "-c", &script]].concat())
+    };
+    let report = launch(&["--inject", "worker=1:delay=20ms", "--inject", "server=0:slow=1.1x"]);
+    assert_eq!((&report["workers"], &report["restarts"]), (&2.into(), &0.into()), "{report}");
+    let charges = report["waited"]["causes"].as_array().unwrap();
+    let pushes_of_1 = charges.iter().find(|charge| charge["cause"] == serde_json::json!({ "push": 1 }));
+    let seconds = pushes_of_1.expect("worker 0 waited for them")["seconds"].as_f64().unwrap();
+    assert!(seconds > 0.02, "each of worker 1's pushes is later than that: {report}");
+
+    // A job that nobody joined is over when its programs are, and nobody waited in it.
+    let report = json(&["launch", "-n", "1", "--json", "--", "true"]);
+    assert_eq!(report["waited"]["seconds"], 0.0, "{report}");
+}
+
+#[test]
+fn launch_refuses_faults_of_a_computation_that_it_cannot_slow() {
+    for (fault, sentence) in [
+        (
+            "worker=1:slow=4x",
+            "fault `worker=1:slow=4x`: the computation of a program of its own cannot be slowed",
+        ),
+        ("trace=steps.csv", "cannot be slowed; `worker=N:delay=20ms` makes a worker's frames late"),
+        ("worker=2:pause=1s@1s", "there is no worker 2"),
+    ] {
+        let refused = paramill(&["launch", "-n", "2", "--inject", fault, "--", "true"]);
+        assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+        assert!(text(&refused.stderr).contains(sentence), "{}", text(&refused.stderr));
+    }
+}
+
 #[test]
 fn ctrl_c_stops_everything_with_130() {
     let arguments = ["train", "mlp", "--epochs", "100000", "--processes", "--quiet"];

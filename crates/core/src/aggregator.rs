@@ -240,8 +240,13 @@ impl Aggregator {
     /// The one way from an epoch to the next.
     fn apply_change(&mut self, epoch: u32, change: &Change) {
         let Some(plan) = &mut self.plan else { return };
+        let is_joining =
+            |worker: WorkerId| plan.member(worker).is_some_and(|member| member.standing == Standing::Joining);
+        // A worker that is at work has a first clock already: one that it is past would end its push under way.
+        let is_void = matches!(change, Change::Joined { worker, .. } if !is_joining(*worker));
         plan.apply(epoch, change);
         match change {
+            Change::Joined { .. } if is_void => {}
             Change::Joining { .. } => {}
             Change::Joined { worker, clock } => {
                 let incarnation = plan.member(*worker).map(|member| (member.worker, member.incarnation));

@@ -152,6 +152,24 @@ impl FaultPlan {
         Ok(())
     }
 
+    /// Refuses faults of a worker's computation: a program of its own does not know of them, so they would have no effect.
+    pub fn check_for_programs(&self) -> Result<(), FaultError> {
+        let is_of_computation = |rule: &&Rule| match rule.effect {
+            Effect::Trace { .. } => true,
+            Effect::Slow(_) => matches!(rule.selector, Selector::Worker(_)),
+            _ => false,
+        };
+        match self.rules.iter().find(is_of_computation) {
+            None => Ok(()),
+            Some(rule) => Err(FaultError::Rule {
+                text: rule.to_string(),
+                why: "the computation of a program of its own cannot be slowed; `worker=N:delay=20ms` makes a worker's \
+                      frames late, and `paramill train` carries out this fault"
+                    .into(),
+            }),
+        }
+    }
+
     /// The rules, in the order given.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
@@ -414,6 +432,17 @@ mod tests {
         let at = |seconds| Time::ZERO + seconds * second;
         assert_eq!(crashes(worker(1)), [(at(5), Some(2 * second)), (at(9), None)]);
         assert_eq!(crashes(worker(0)), [(at(9), None)]);
+    }
+
+    #[test]
+    fn programs_of_their_own_are_not_slowed() {
+        for text in ["worker=2:slow=4x", "worker=*:slow=2x", "trace=steps.csv", "worker=1:trace=steps.csv"] {
+            let error = plan(&["link:delay=1ms", text]).check_for_programs().unwrap_err().to_string();
+            assert!(error.contains("cannot be slowed") && error.contains("worker=N:delay=20ms"), "{error}");
+        }
+        let possible =
+            plan(&["server=0:slow=4x", "worker=2:pause=2s@1s", "worker=1:crash@5s", "pull:delay=1s"]);
+        assert_eq!(possible.check_for_programs(), Ok(()));
     }
 
     #[test]

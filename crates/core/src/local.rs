@@ -65,7 +65,9 @@ impl LocalSteps {
             );
             return Err(SpecError::Parameter { component: "local".into(), why });
         }
-        let Config { h, fragments, late, inner } = spec.config()?;
+        let config: Result<Config, SpecError> = spec.config();
+        let Config { h, fragments, late, inner } =
+            config.map_err(|error| error.with_example("steps:h=50"))?;
         let (least, most) = (H.start(), H.end());
         spec.require(H.contains(&h), || format!("h = {h}: expected {least} to {most} steps"))?;
         spec.require((1..=h).contains(&fragments), || {
@@ -164,7 +166,7 @@ impl LocalSteps {
         (fragment as u64 + 1) * self.h / self.fragments
     }
 
-    /// The same of a number of steps of the job; 0 before the first.
+    /// The step within its clock, from 1 to h, of the last of so many steps of the job; 0 before the first.
     fn place(&self, steps: u64) -> u64 {
         if steps == 0 { 0 } else { (steps - 1) % self.h + 1 }
     }
@@ -198,7 +200,7 @@ fn unwrapped(text: &str) -> &str {
     text.strip_prefix('(').and_then(|inner| inner.strip_suffix(')')).unwrap_or(text).trim()
 }
 
-/// What a worker holds of one table beside its parameters: those of its last synchronisation, and the inner optimizer's state.
+/// A worker's state for one table beside its parameters: the parameters of its last synchronisation, and the inner optimizer's state.
 #[derive(Debug)]
 pub struct Replica {
     /// The parameters of the last answer; from a push until its answer, the parameters that were pushed.
@@ -289,7 +291,7 @@ mod tests {
         for (text, expected) in [
             ("step:h=3", "local: `step:h=3`: expected none, or steps:h=50"),
             ("none:h=3", "expected none, or steps"),
-            ("steps", "missing field `h`"),
+            ("steps", "missing field `h`, such as in `steps:h=50`"),
             ("steps:h=0", "h = 0: expected 1 to 1000000 steps"),
             ("steps:h=2000000", "h = 2000000: expected 1 to"),
             ("steps:h=4,fragments=5", "fragments = 5: expected 1 to 4"),

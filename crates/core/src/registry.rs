@@ -82,7 +82,8 @@ impl<T: ?Sized> Axis<T> {
 
     /// Builds the component that `spec` names.
     pub fn build(&self, spec: &Spec) -> Result<Box<T>, SpecError> {
-        (self.entry(&spec.name)?.build)(spec)
+        let entry = self.entry(&spec.name)?;
+        (entry.build)(spec).map_err(|error| error.with_example(entry.example))
     }
 }
 

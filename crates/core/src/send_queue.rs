@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct SendQueue {
     /// Leave first, in this order.
     fixed: VecDeque<Frame>,
-    /// Leave after these: by era, then by table. `None` are those without a priority, of which each begins an era.
+    /// Leave after these: by era, then by table. Frames without a priority have `None`; the first of several in a row begins an era.
     ranked: BTreeMap<(u64, Option<TableId>), VecDeque<Frame>>,
     /// The last era. Frames of an era do not overtake those of the one before.
     era: u64,
@@ -86,7 +86,7 @@ impl SendQueue {
         self.iter().next()
     }
 
-    /// The frames in the order in which they leave, if none comes.
+    /// The frames in the order in which they leave, as long as no other is queued.
     pub fn iter(&self) -> impl Iterator<Item = &Frame> {
         self.fixed.iter().chain(self.ranked.values().flatten())
     }

@@ -48,6 +48,20 @@ pub enum SpecError {
     },
 }
 
+impl SpecError {
+    /// The same with a text form that works, where a parameter is missing.
+    pub(crate) fn with_example(self, example: &str) -> SpecError {
+        match self {
+            SpecError::Parameter { component, why }
+                if why.starts_with("missing field") && !why.contains("such as") =>
+            {
+                SpecError::Parameter { component, why: format!("{why}, such as in `{example}`") }
+            }
+            other => other,
+        }
+    }
+}
+
 impl Spec {
     /// Reads `name[:param[,param...]]`.
     pub fn parse(text: &str) -> Result<Spec, SpecError> {

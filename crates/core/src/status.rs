@@ -68,7 +68,7 @@ impl fmt::Display for ReadsReport {
         let ReadsReport { at_once, after_wait, pulls, waited_s, max_staleness } = self;
         write!(
             f,
-            "{at_once} began at once and {after_wait} after a wait, {waited_s:.1} s in all; {pulls} pulls; parameters lacked at most \
+            "{at_once} began at once and {after_wait} after a wait, {waited_s:.1} s in all; {pulls} pulls; copies of dense tables lacked at most \
              {max_staleness} rounds"
         )
     }

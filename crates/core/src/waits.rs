@@ -68,7 +68,7 @@ pub enum WaitCause {
 }
 
 impl WaitCause {
-    /// The node that others waited for; `None` where it was no single one of workers and servers.
+    /// The single worker or server that others waited for; `None` for all servers together and for the coordinator.
     pub fn node(self) -> Option<WaitedNode> {
         match self {
             WaitCause::Push(worker) | WaitCause::Barrier(worker) | WaitCause::Start(worker) => {
@@ -159,6 +159,11 @@ impl Waited {
         all
     }
 
+    /// The same without what no worker can have waited: numbers that are none, or a cause that is listed twice.
+    pub(crate) fn sound(&self) -> Waited {
+        Waited::sum([self])
+    }
+
     /// Lists the largest of these charges, and adds up the rest.
     fn list(&mut self, charges: impl Iterator<Item = Charge>, most: usize) {
         self.causes = charges.collect();
@@ -193,9 +198,10 @@ impl Waited {
     }
 }
 
-/// A peer's number of seconds.
-fn sound(seconds: f64) -> f64 {
-    if seconds.is_finite() { seconds.max(0.0) } else { 0.0 }
+/// A peer's number of seconds, as one that can be added up.
+pub(crate) fn sound(seconds: f64) -> f64 {
+    const MOST: f64 = 1e12;
+    if seconds.is_finite() { seconds.clamp(0.0, MOST) } else { 0.0 }
 }
 
 /// The waiting time of one worker, and what it is charged to.
@@ -204,7 +210,7 @@ pub(crate) struct WaitTally {
     waited: Duration,
     uncharged: Duration,
     causes: BTreeMap<WaitCause, Duration>,
-    /// Charged to causes that gave way to larger ones.
+    /// Charged to causes that were removed because there were too many.
     others: Duration,
 }
 
@@ -220,7 +226,7 @@ impl WaitTally {
         self.uncharged
     }
 
-    /// Charges as much of this as is not charged yet.
+    /// Charges this time to a cause, but no more than was waited and is not charged yet.
     pub(crate) fn charge(&mut self, cause: WaitCause, time: Duration) {
         let time = time.min(self.uncharged);
         if time.is_zero() {
@@ -245,7 +251,7 @@ impl WaitTally {
         waited
     }
 
-    /// What is charged and what is not make up what was waited.
+    /// Charged and uncharged time MUST add up to the waited time.
     pub(crate) fn check(&self) -> Result<(), String> {
         let charged = self.causes.values().sum::<Duration>() + self.others;
         if charged + self.uncharged != self.waited {

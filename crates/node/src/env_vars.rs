@@ -18,6 +18,8 @@ pub const LOOPS: &str = "PARAMILL_LOOPS";
 pub const PORTS: &str = "PARAMILL_PORTS";
 /// What a worker sends at most, such as `800Mbit`; set by `paramill launch --rate`.
 pub const RATE: &str = "PARAMILL_RATE";
+/// Faults to try, with `;` between them; set by `paramill launch --inject`.
+pub const INJECT: &str = "PARAMILL_INJECT";
 /// Threads that OpenMP, and with it PyTorch and numpy, uses in a process; set by `paramill launch` to a worker's share of
 /// the CPUs, unless it is set already.
 pub const THREADS: &str = "OMP_NUM_THREADS";

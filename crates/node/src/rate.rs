@@ -99,7 +99,7 @@ impl Bucket {
             if room_ns < grain_ns {
                 return Err(Time(empty_at + grain_ns - self.burst_ns));
             }
-            let bytes = wanted.min((room_ns as f64 / self.ns_per_byte) as usize).max(1);
+            let bytes = wanted.min(((room_ns as f64 / self.ns_per_byte) as usize).max(1));
             if self.swap(known, empty_at + self.time_of(bytes)) {
                 return Ok(bytes);
             }

@@ -21,12 +21,13 @@ use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
+use paramill_core::status::Status;
 use paramill_core::types::{ProcessId, ServerId};
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::{TcpListener, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 /// What a server needs to know.
@@ -102,6 +103,7 @@ pub struct Server {
     coordinator: String,
     data: Vec<Addresses>,
     pinning: Pinning,
+    final_status: Arc<OnceLock<Status>>,
 }
 
 /// Starts a server. Ports are bound before this returns, so that a port in use is an error here.
@@ -132,6 +134,7 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         coordinator: String::new(),
         data: Vec::new(),
         pinning,
+        final_status: Arc::default(),
     };
     server.coordinator = match &config.memory {
         Some(_) => format!("{SCHEME}coordinator"),
@@ -154,7 +157,8 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         let job = JobConfig { topology: topology::resolved(job.topology.clone()), ..job.clone() };
         let coordinator = Coordinator::new(job, registry.clone(), random_number());
         let thread = Thread { name: "coordinator".into(), cpu: None };
-        server.spawn(thread, &config, vec![listener], Owned(coordinator))?;
+        let role = Coordinating { coordinator, final_status: server.final_status.clone() };
+        server.spawn(thread, &config, vec![listener], role)?;
     }
     let process = ProcessId(random_number());
     let mut ports = PortSupply::new(config.ports, config.cores)?;
@@ -221,8 +225,18 @@ impl Server {
         self.threads.iter().all(|thread| thread.is_finished())
     }
 
+    /// The job as its coordinator saw it when it ended well; `None` before, and where another server coordinates it.
+    pub fn final_status(&self) -> Option<&Status> {
+        self.final_status.get()
+    }
+
     /// Waits until the job is over. The error is the first that a thread ended with.
     pub fn join(mut self) -> Result<(), String> {
+        self.wait()
+    }
+
+    /// Like [`Server::join`], for those who ask for more afterwards. A second call returns at once.
+    pub fn wait(&mut self) -> Result<(), String> {
         let mut result = Ok(());
         for thread in std::mem::take(&mut self.threads) {
             let ended =
@@ -265,6 +279,31 @@ impl Server {
         let thread = std::thread::Builder::new().name(thread.name).spawn(body)?;
         self.threads.push(thread);
         Ok(())
+    }
+}
+
+/// The coordinator in its loop, which leaves the job's last status behind.
+struct Coordinating {
+    coordinator: Coordinator,
+    final_status: Arc<OnceLock<Status>>,
+}
+
+impl RoleCell for Coordinating {
+    type Role = Coordinator;
+
+    fn with<T>(&mut self, visit: impl FnOnce(&mut Coordinator) -> T) -> T {
+        visit(&mut self.coordinator)
+    }
+
+    fn lend(&self) -> Option<&Coordinator> {
+        Some(&self.coordinator)
+    }
+
+    fn ended(&self, error: Option<&str>) {
+        // A role that panicked is not asked any more.
+        if error.is_none() {
+            let _ = self.final_status.set(self.coordinator.status(clock::now()));
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use crate::args::AggregateArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::listening;
 use crate::output::Output;
+use crate::plan::check_rate_of_node;
 use crate::training::{self, AggregatorAnnouncement};
 use anyhow::anyhow;
 use paramill_core::limits;
@@ -24,6 +25,7 @@ pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Outpu
         let longest = limits::MAX_HOLD.as_secs();
         return Err(Failure::Usage(anyhow!("hold = {}: expected at most {longest}s", args.hold)));
     }
+    check_rate_of_node(args.rate, args.transport.unwrap_or_default()).or_usage()?;
     let listen = listening::address(args.listen.as_deref(), args.host.as_deref(), listening::AGGREGATOR_PORT);
     let config = AggregatorConfig {
         id: args.index.map(AggregatorId),
@@ -45,18 +47,13 @@ pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Outpu
 
 /// Says where workers come in.
 fn announce(announcement: &AggregatorAnnouncement, listen: &str, output: &Output) -> Result<(), Failure> {
-    let mut stdout = std::io::stdout().lock();
     if output.json() {
-        writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
-    } else {
-        let AggregatorAnnouncement { url, address } = announcement;
-        writeln!(stdout, "joining {url}; workers come in at {address}")?;
-        writeln!(
-            stdout,
-            "a worker goes through it with {}={address} in its environment",
-            env_vars::AGGREGATOR
-        )?;
-        writeln!(stdout, "{}", listening::who_can_connect([listen]))?;
+        return Ok(output.line(announcement)?);
     }
+    let AggregatorAnnouncement { url, address } = announcement;
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "joining {url}; workers come in at {address}")?;
+    writeln!(stdout, "a worker goes through it with {}={address} in its environment", env_vars::AGGREGATOR)?;
+    writeln!(stdout, "{}", listening::who_can_connect([listen]))?;
     Ok(stdout.flush()?)
 }

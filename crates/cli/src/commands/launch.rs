@@ -5,15 +5,25 @@ use crate::args::LaunchArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use crate::plan::{JobPlan, check_rate};
-use crate::supervisor::workers::{Program, Workers};
+use crate::supervisor::workers::{COORDINATOR, Program, Workers};
 use crate::supervisor::{Event, Supervisor};
-use crate::training;
+use crate::training::{self, Ending};
 use anyhow::{Result, anyhow};
+use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
+use paramill_core::status::{MemberState, Status, WorkerStatus};
+use paramill_core::waits::Waited;
+use paramill_node::admin::Admin;
+use paramill_node::url::JobUrl;
 use paramill_node::{env_vars, stderr};
 use serde::Serialize;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long the job may take to say how it ended, once the worker processes have.
+const ENDING_DEADLINE: Duration = Duration::from_secs(10);
+/// How long it is waited for that before the job is asked.
+const ASK_EVERY: Duration = Duration::from_millis(300);
 
 pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let plan = check(args, registry, output).or_usage()?;
@@ -21,6 +31,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     let transport = plan.cluster.transport;
     let mut joining = vec![format!("--cores={}", plan.cluster.cores), format!("--transport={transport}")];
     joining.extend(args.rate.map(|rate| format!("--rate={rate}")));
+    joining.extend(args.inject.iter().map(|fault| format!("--inject={fault}")));
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
     if let Some(topology) = &args.topology {
@@ -53,6 +64,11 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         if let Some(rate) = args.rate {
             command.env(env_vars::RATE, rate.to_string());
         }
+        match args.inject.as_slice() {
+            // Faults of this process' own environment are not those of the job.
+            [] => command.env_remove(env_vars::INJECT),
+            faults => command.env(env_vars::INJECT, faults.join(";")),
+        };
         if let Some(loops) = args.loops {
             command.env(env_vars::LOOPS, loops.to_string());
         }
@@ -63,10 +79,12 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     };
     let program = Program { command: Box::new(command), input: "", lingers: true };
     let mut workers = Workers::start(&mut processes, &url, args.workers, args.restart, program)?;
+    let mut ending = None;
     while workers.any_running(&processes) {
         workers.tend(&processes)?;
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
+            Event::Out { child: COORDINATOR, line } => ending = read_ending(&line),
             Event::Out { child, line } if !output.json() => {
                 output.text(format!("[{}] {line}", processes.name(child)))?;
             }
@@ -79,15 +97,61 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
             Event::Exited { .. } => {}
         }
     }
+    if output.json() && ending.is_none() {
+        ending = await_ending(&mut processes, &url);
+    }
     // Servers of a job that started have ended with it; those of commands that never joined end here.
     processes.end_all();
     if !workers.late_failures().is_empty() {
         return Err(anyhow!(workers.late_failures().join("; ")).into());
     }
     if output.json() {
-        output.object(&Launched { url: url.clone(), workers: args.workers, servers: args.servers })?;
+        output.object(&Launched {
+            url: url.clone(),
+            workers: args.workers,
+            servers: args.servers,
+            restarts: workers.restarts(),
+            waited: ending.map(|ending| ending.waited),
+        })?;
     }
     Ok(())
+}
+
+/// What the coordinator wrote when the job was over.
+fn read_ending(line: &str) -> Option<Ending> {
+    let ending = serde_json::from_str(line).ok();
+    if ending.is_none() {
+        stderr::line(format_args!("[server 0] {line}"));
+    }
+    ending
+}
+
+/// The worker processes have ended: what the job says about itself. A job whose workers have not all left it goes on for a while, and
+/// one that nobody joined waits: these are asked.
+fn await_ending(processes: &mut Supervisor, url: &str) -> Option<Ending> {
+    let deadline = Instant::now() + ENDING_DEADLINE;
+    let url: JobUrl = url.parse().ok()?;
+    while Instant::now() < deadline {
+        match processes.next(ASK_EVERY) {
+            Some(Event::Out { child: COORDINATOR, line }) => return read_ending(&line),
+            Some(Event::Out { child, line } | Event::Error { child, line }) => {
+                stderr::line(format_args!("[{}] {line}", processes.name(child)));
+            }
+            Some(Event::Exited { child: COORDINATOR, .. }) => return None,
+            Some(Event::Exited { .. }) => {}
+            None => {
+                let asked = Admin::connect(&url, ASK_EVERY).and_then(|mut admin| admin.status());
+                let is_open = |status: &Status| {
+                    let has_left = |worker: &WorkerStatus| worker.state == MemberState::Left;
+                    status.workers.is_empty() || !status.workers.iter().all(has_left)
+                };
+                if let Some(status) = asked.ok().filter(is_open) {
+                    return Some(Ending { phase: status.phase, waited: status.waited });
+                }
+            }
+        }
+    }
+    None
 }
 
 /// Threads of each worker's numerical libraries, where the user does not say. Every process would use all CPUs, and several
@@ -106,6 +170,10 @@ struct Launched {
     url: String,
     workers: u32,
     servers: u32,
+    /// Worker processes that were started anew.
+    restarts: u32,
+    /// How long all workers waited together, and for whom; `None` where the job did not say so.
+    waited: Option<Waited>,
 }
 
 /// Policies and numbers are checked before anything is started.
@@ -117,11 +185,13 @@ fn check(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<JobP
         aggregators: args.aggregators,
         transport: args.transport,
         rate: args.rate,
+        inject: args.inject.clone(),
         topology: args.topology.clone(),
         policy: args.policy.clone(),
         ..Default::default()
     };
     let plan = JobPlan::resolve(&job, registry, output)?;
     check_rate(plan.cluster.rate, plan.cluster.transport, true)?;
+    FaultPlan::parse(&plan.inject)?.check_for_programs()?;
     Ok(plan)
 }

@@ -4,8 +4,8 @@ use crate::args::{JobArgs, ServeArgs};
 use crate::failure::{Failure, OrUsage};
 use crate::listening;
 use crate::output::{Output, count};
-use crate::plan::{JobPlan, transport_at};
-use crate::training::{self, Announcement};
+use crate::plan::{JobPlan, check_rate_of_node, transport_at};
+use crate::training::{self, Announcement, Ending};
 use anyhow::{Context, anyhow};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::limits;
@@ -36,6 +36,7 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
             "--ports with --transport shm: data cores listen on no port then"
         )));
     }
+    check_rate_of_node(args.rate, args.transport.unwrap_or_default()).or_usage()?;
     let config = match &args.join {
         Some(url) => joining(args, &url.parse().or_usage()?, output)?,
         None => coordinating(args, registry, output)?,
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
         listens.push(config.coordinator.clone());
     }
     let job = config.job.clone();
-    let server = server::start(config, registry)?;
+    let mut server = server::start(config, registry)?;
     let url = JobUrl { address: server.coordinator().to_owned(), job };
     let data = server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)).collect();
     listens.extend(server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)));
@@ -63,7 +64,14 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
             }
         });
     }
-    Ok(server.join().map_err(|error| anyhow!(error))?)
+    server.wait().map_err(|error| anyhow!(error))?;
+    match server.final_status() {
+        Some(status) if output.json() => {
+            let ending = Ending { phase: status.phase.clone(), waited: status.waited.clone() };
+            Ok(output.line(&ending)?)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Says that the job is not there yet. Whoever joins it tries on, and says nothing meanwhile.
@@ -206,10 +214,11 @@ fn announce(
     first: bool,
     output: &Output,
 ) -> Result<(), Failure> {
-    let mut stdout = std::io::stdout().lock();
     if output.json() {
-        writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
-    } else if first {
+        return Ok(output.line(announcement)?);
+    }
+    let mut stdout = std::io::stdout().lock();
+    if first {
         writeln!(stdout, "the job is at {}", announcement.url)?;
         writeln!(stdout, "data cores listen on {}", announcement.data.join(", "))?;
         writeln!(stdout, "{}", facts.join("\n"))?;

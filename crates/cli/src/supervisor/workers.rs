@@ -13,7 +13,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// The process that has the job's coordinator: the first that is started.
-const COORDINATOR: usize = 0;
+pub(crate) const COORDINATOR: usize = 0;
 /// How long a process may take to end, or to come back, once the job has declared its worker dead: it may be about to say why.
 const DEAD_GRACE: Duration = Duration::from_secs(5);
 /// How long a process may take to end when the job is over.

@@ -10,6 +10,7 @@ use crate::plan::JobPlan;
 use crate::supervisor::workers::{Program, Workers};
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use paramill_core::waits::Waited;
 use paramill_node::client::{Job, JobOptions, WorkerId};
 use paramill_node::identity::Identity;
 use paramill_node::{Injection, env_vars, stderr};
@@ -43,6 +44,15 @@ pub(crate) struct Announcement {
     pub(crate) data: Vec<String>,
     /// The CPU of each data core; empty when they are not pinned.
     pub(crate) cpus: Vec<usize>,
+}
+
+/// What the server that coordinates a job writes to stdout when the job is over, when it is asked for JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Ending {
+    /// How the job ended, as `paramill status` says it.
+    pub(crate) phase: String,
+    /// How long all workers waited together, and for whom.
+    pub(crate) waited: Waited,
 }
 
 /// What an aggregator process writes to stdout once it listens, when it is asked for JSON.
@@ -148,10 +158,12 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     let rank = WorkerId(identity.context("a training worker needs a rank")?.rank);
     ensure!(rank.0 < plan.cluster.workers, "rank {} of {} workers", rank.0, plan.cluster.workers);
     let faults = faults(&plan.inject)?;
-    let mut options = JobOptions::from_environment()?
-        .timeout(plan.cluster.timeout.0)
-        .transport(plan.cluster.transport)
-        .inject(Injection { plan: faults.clone(), seed: plan.seed });
+    let mut options =
+        JobOptions::from_environment()?.timeout(plan.cluster.timeout.0).transport(plan.cluster.transport);
+    // What `launch` injects stays where the plan has no faults.
+    if !faults.is_empty() {
+        options = options.inject(Injection { plan: faults.clone(), seed: plan.seed });
+    }
     if let Some(rate) = plan.cluster.rate {
         options = options.rate(rate);
     }

@@ -263,6 +263,11 @@ impl Codec {
         self.low_rank.is_some()
     }
 
+    /// Whether it sends factors that the application offers with a gradient, and without an offer the gradient as it is.
+    pub fn needs_offered_factors(&self) -> bool {
+        self.low_rank.as_ref().is_some_and(|low_rank| low_rank.needs_offer())
+    }
+
     /// Whether it is made for differences: of values themselves it would send some and lose the others.
     pub fn is_for_differences(&self) -> bool {
         self.keeps_residual()

@@ -61,4 +61,8 @@ impl LowRank for Offered {
     fn keeps_residual(&self) -> bool {
         false
     }
+
+    fn needs_offer(&self) -> bool {
+        true
+    }
 }

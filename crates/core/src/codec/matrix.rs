@@ -27,6 +27,11 @@ pub trait LowRank: Send + Sync + Debug {
     fn keeps_residual(&self) -> bool {
         true
     }
+
+    /// Whether it takes only factors that the application offers with a gradient.
+    fn needs_offer(&self) -> bool {
+        false
+    }
 }
 
 /// A layer that is to be factored.

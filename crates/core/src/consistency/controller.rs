@@ -203,7 +203,7 @@ impl Delayed {
 
     fn due(&self, at: Time, by: Option<WorkerId>) -> Due {
         let Delayed { progress, worker, token, since, is_dpr, .. } = *self;
-        // A pull that was never told to wait has waited for worker 0, which was asked about it.
+        // A pull that no model delayed has waited for worker 0's verdict.
         let by = if is_dpr { by } else { Some(WorkerId::FIRST) };
         Due { worker, token, progress, since, at, by, is_dpr }
     }
@@ -721,9 +721,9 @@ impl Controller {
         self.mover.or_else(|| self.state.slowest().map(|(worker, _)| worker))
     }
 
-    /// How long the live worker that pushed least recently has had nothing to push, this one aside.
-    pub(crate) fn longest_since_push(&self, now: Time, but: WorkerId) -> Option<Duration> {
-        let others = self.state.workers().filter(|(worker, _)| *worker != but);
+    /// The longest time since the last push of a live worker other than `except`.
+    pub(crate) fn longest_since_push(&self, now: Time, except: WorkerId) -> Option<Duration> {
+        let others = self.state.workers().filter(|(worker, _)| *worker != except);
         others.filter_map(|(_, known)| known.last_push()).min().map(|earliest| now.since(earliest))
     }
 

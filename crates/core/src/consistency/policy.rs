@@ -40,6 +40,7 @@ pub struct SyncPolicy {
     pub exec: Exec,
     /// Whether shards answer independently of each other.
     pub overlap: bool,
+    names_cache: bool,
     text: String,
 }
 
@@ -58,7 +59,9 @@ impl SyncPolicy {
         };
         let overlap = spec.take_parsed("overlap", "true or false")?.unwrap_or(true);
         let model = axis.build(&spec)?;
-        if !overlap && spec.params.iter().any(|(name, value)| name == "cache" && value == "on") {
+        let cache = spec.params.iter().find(|(name, _)| name == "cache").map(|(_, value)| value.as_str());
+        let names_cache = cache.is_some();
+        if !overlap && cache == Some("on") {
             let why = "`cache=on` has no effect with `overlap=false`, where every iteration waits for a barrier: leave one out";
             return Err(spec.parameter_error(why));
         }
@@ -68,7 +71,7 @@ impl SyncPolicy {
         if !overlap {
             spec.params.push(("overlap".into(), "false".into()));
         }
-        Ok(SyncPolicy { model, exec, overlap, text: spec.to_string() })
+        Ok(SyncPolicy { model, exec, overlap, names_cache, text: spec.to_string() })
     }
 
     /// The model's partial pulling, where it lets a worker go on without some of the blocks: with b = 1 it never does.
@@ -77,6 +80,11 @@ impl SyncPolicy {
             ClientSync::Partial(partial) if partial.leaves_blocks_out() => Some(partial),
             ClientSync::Partial(_) | ClientSync::AllBlocks | ClientSync::Cached { .. } => None,
         }
+    }
+
+    /// Whether the text has the parameter `cache`, and does not leave it to its default.
+    pub fn names_cache(&self) -> bool {
+        self.names_cache
     }
 
     /// The most rounds that a worker's copy may lack where the model uses it as a cache. A barrier in every iteration leaves nothing

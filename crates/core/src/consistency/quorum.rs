@@ -68,7 +68,7 @@ struct Quorum {
     late: Late,
     /// Once enough workers have been timed.
     pace: Option<Pace>,
-    /// Times of all workers, kept for their memory.
+    /// Buffer for the workers' times, used again at every advance.
     times: Vec<f64>,
     condition: Arc<str>,
 }

@@ -83,7 +83,7 @@ mod tests {
         let bound = |text| parse(text).unwrap().model.staleness_bound(&SyncState::at(0, &[-1]));
         assert_eq!((bound("ssp:s=0"), bound("ssp:s=1000000")), (Some(0), Some(1_000_000)));
         for (text, expected) in [
-            ("ssp", "missing field `s`"),
+            ("ssp", "ssp: missing field `s`, such as in `ssp:s=3`"),
             ("ssp:s=1000001", "ssp: s = 1000001: expected 0 to 1000000"),
             ("ssp:s=-1", "expected a whole number"),
             ("ssp:s=2.5", "expected a whole number"),

@@ -88,7 +88,8 @@ impl WorkerState {
         self.interval_s
     }
 
-    /// Median of its last three iterations in seconds, each from when it had what it waited for to its push. One step out of the ordinary does not move it, two in a row do.
+    /// Median of the seconds of its last three iterations, each from when the worker had its parameters to its push. One unusual
+    /// iteration does not change it, two in a row do.
     pub fn typical_interval_s(&self) -> Option<f64> {
         Some(match self.recent_s {
             [Some(a), Some(b), Some(c)] => f64::max(a.min(b), a.max(b).min(c)),
@@ -204,7 +205,8 @@ impl SyncState {
             |(worker, _): &(WorkerId, Clock)| of(self.worker(*worker).and_then(|known| known.samples));
         let joining: u64 = self.joining.iter().map(of_joining).sum();
         let all = self.samples.1 + unknown - joining;
-        samples as f32 / (all as f32).max(1.0)
+        // A worker that joins pushes before its first round is the open one: the others' samples alone may be fewer than its own.
+        samples as f32 / all.max(u64::from(samples)) as f32
     }
 
     /// A worker's gradients are the mean of so many samples.
@@ -553,6 +555,15 @@ mod tests {
         state.leave(worker(0));
         state.join(worker(0), 9);
         assert_eq!(state.share(2), 2.0 / 8.0, "one that joins later has no share yet");
+        // It was given a hundred shares.
+        state.note_samples(worker(0), 1000);
+        assert_eq!(
+            state.share(1000),
+            1000.0 / 2004.0,
+            "the two others that said nothing are taken for equal"
+        );
+        [2, 3].into_iter().for_each(|rank| state.note_samples(worker(rank), 3));
+        assert_eq!(state.share(1000), 1.0, "and never more than one gradient");
         assert_eq!(state.check(), Ok(()));
     }
 

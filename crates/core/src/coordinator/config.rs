@@ -259,6 +259,12 @@ fn check_broadcast(table: &TableSpec, policy: &Policy, sync: &SyncPolicy) -> Res
              bsp, ssp, asp or drop, or {axis}=none"
         ));
     }
+    if sync.names_cache() {
+        return Err(format!(
+            "`{sync}`: `cache` is about parameters that are pulled, and has no effect where versions are broadcast; leave `cache` \
+             out, or use {axis}=none"
+        ));
+    }
     if !sync.overlap {
         return Err(format!(
             "`{sync}` holds pulls back until all have pushed, and there are no pulls where versions are broadcast; leave \
@@ -298,6 +304,13 @@ fn check_local(
         return Err(format!(
             "{local}: `{sync}` holds answers back until all tables are pushed, and fragments are pushed one by one; leave out \
              `overlap=false`"
+        ));
+    }
+    let pushes = policy.codecs(registry).map_err(|error| error.to_string())?.push;
+    if pushes.needs_offered_factors() {
+        return Err(format!(
+            "{local}: `{pushes}` sends the factors of one batch's gradient, and a pseudo-gradient of several steps has none; use \
+             `powersgd:rank=4`, which finds some, or another codec"
         ));
     }
     let optimizer = policy.optimizer(registry).map_err(|error| error.to_string())?;
@@ -460,6 +473,24 @@ mod tests {
             ("blocks of rows", with(Axis::Sync, partial), &all[1..], Some("this job has none")),
             ("local steps", with(Axis::Local, "steps:h=4"), &all[..1], None),
             (
+                "local steps and factors",
+                JobConfig {
+                    policy: with(Axis::Local, "steps:h=4").policy.with(Axis::Codec, "factors+f16"),
+                    ..job()
+                },
+                &all[..1],
+                Some("a pseudo-gradient of several steps has none"),
+            ),
+            (
+                "local steps and factors that are found",
+                JobConfig {
+                    policy: with(Axis::Local, "steps:h=4").policy.with(Axis::Codec, "powersgd:rank=1"),
+                    ..job()
+                },
+                &all[..1],
+                None,
+            ),
+            (
                 "local steps in rounds that workers leave out",
                 JobConfig {
                     policy: with(Axis::Local, "steps:h=4").policy.with(Axis::Sync, "quorum:q=0.75"),
@@ -515,6 +546,17 @@ mod tests {
             let found = job.check_tables(&registry, tables).err().map(|error| error.to_string());
             assert_eq!(found.is_some(), words.is_some(), "{what}: {found:?}");
             assert!(found.unwrap_or_default().contains(words.unwrap_or_default()), "{what}");
+        }
+        for (sync, is_refused) in
+            [("ssp:s=3", false), ("ssp:s=3,cache=on", true), ("ssp:s=3,cache=off", true)]
+        {
+            let job =
+                JobConfig { policy: with(Axis::Sync, sync).policy.with(Axis::Broadcast, "star"), ..job() };
+            let found = job.check_tables(&registry, &all[..1]).err().map(|error| error.to_string());
+            assert_eq!(found.is_some(), is_refused, "{sync}: {found:?}");
+            let words =
+                if is_refused { "has no effect where versions are broadcast; leave `cache` out" } else { "" };
+            assert!(found.unwrap_or_default().contains(words), "{sync}");
         }
         let late = JobConfig {
             policy: with(Axis::Sync, partial).policy.with(Axis::AnswerCodec, differences),

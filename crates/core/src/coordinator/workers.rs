@@ -5,7 +5,7 @@ use crate::prng::Prng;
 use crate::standstill::Standstill;
 use crate::status::{MemberState, WorkerReport, WorkerStatus};
 use crate::types::{Clock, NodeId, Time, WorkerId};
-use crate::waits::Waited;
+use crate::waits::{self, Waited};
 use crate::wire::{Member, Refusal, Welcome};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -221,7 +221,9 @@ impl Workers {
         self.ranks.get_mut(&id).is_some_and(|rank| !std::mem::replace(&mut rank.informed, true))
     }
 
-    pub(super) fn take_report(&mut self, now: Time, id: WorkerId, report: WorkerReport) {
+    pub(super) fn take_report(&mut self, now: Time, id: WorkerId, mut report: WorkerReport) {
+        report.waited = report.waited.sound();
+        report.reads.waited_s = waits::sound(report.reads.waited_s);
         if let Some(rank) = self.ranks.get_mut(&id) {
             if report.clock != rank.report.clock {
                 rank.last_progress = now;

@@ -36,7 +36,8 @@ impl Barriers {
         Ok(())
     }
 
-    /// Waits for a barrier under this ticket. Where a wait for it was given up, this worker has been there since to the others.
+    /// The ticket is due when all workers have arrived at the barrier. After a wait that was given up, this worker still counts as
+    /// arrived there, and is not told to the coordinator again.
     pub(super) fn arrive(&mut self, name: &str, ticket: Ticket) {
         if let Some(waiting) = self.waiting.get_mut(name) {
             waiting.ticket = ticket;

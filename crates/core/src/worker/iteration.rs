@@ -2,6 +2,9 @@
 
 use crate::types::Clock;
 
+/// Clocks and versions of peers are believed up to here, so that counting on from them cannot overflow.
+const LATEST: Clock = Clock::MAX / 2;
+
 /// The number of the iteration at hand, and its gradients that are being prepared.
 #[derive(Debug)]
 pub(super) struct Iteration {
@@ -28,7 +31,7 @@ impl Iteration {
 
     /// The worker comes in at this clock.
     pub(super) fn enter(&mut self, first: Clock) {
-        self.clock = first;
+        self.clock = first.min(LATEST);
     }
 
     /// It is over.
@@ -38,7 +41,7 @@ impl Iteration {
 
     /// An answer is of this version.
     pub(super) fn note_version(&mut self, version: Clock) {
-        self.newest = self.newest.max(version);
+        self.newest = self.newest.max(version.min(LATEST));
     }
 
     /// Goes on with the newest version's iteration, unless a gradient of this one is being prepared. Whether any was left out.

@@ -163,8 +163,8 @@ impl Traffic {
         // Unless the coordinator has said who was ready last: the worker joins a job that runs.
         self.tickets.hold(ticket, WaitCause::Coordinator, now);
         self.iteration.enter(first);
-        self.reporter.set_clock(first);
-        self.partial_pulls.turn(first);
+        self.reporter.set_clock(self.iteration.clock());
+        self.partial_pulls.turn(self.iteration.clock());
         if let Some(before) = first.checked_sub(1) {
             self.scheduler.release(before);
         }

@@ -10,6 +10,7 @@ use crate::rate::Rate;
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, SCHEME};
 use crate::url::JobUrl;
+use paramill_core::fault::{FaultError, FaultPlan};
 use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::types::WorkerId;
@@ -116,7 +117,21 @@ impl JobOptions {
             Ok(text) => Some(text.parse().map_err(|error: String| problem(env_vars::RATE, &error))?),
             Err(_) => None,
         };
-        Ok(JobOptions { rank, aggregator, loops, congestion, ports, rate, transport, ..JobOptions::at(url) })
+        let injection = match std::env::var(env_vars::INJECT) {
+            Ok(text) => injection(&text).map_err(|error| problem(env_vars::INJECT, &error.to_string()))?,
+            Err(_) => Injection::default(),
+        };
+        Ok(JobOptions {
+            rank,
+            aggregator,
+            loops,
+            congestion,
+            ports,
+            rate,
+            transport,
+            injection,
+            ..JobOptions::at(url)
+        })
     }
 
     /// How servers may be reached.
@@ -211,6 +226,14 @@ impl JobOptions {
     }
 }
 
+/// Faults as the environment has them. The program does not know of them, so what only it could carry out is refused.
+fn injection(text: &str) -> Result<Injection, FaultError> {
+    let texts: Vec<&str> = text.split(';').map(str::trim).filter(|text| !text.is_empty()).collect();
+    let plan = FaultPlan::parse(&texts)?;
+    plan.check_for_programs()?;
+    Ok(Injection { plan, seed: 1 })
+}
+
 /// A number of loops, as users write it.
 pub fn parse_loops(text: &str) -> Result<usize, String> {
     let loops = text.parse().map_err(|_| format!("`{text}` is no number; {NUMBERS_OF_LOOPS}"))?;
@@ -227,4 +250,23 @@ fn check_loops(loops: usize) -> Result<(), String> {
 
 fn problem(name: &str, why: &str) -> ClientError {
     ClientError::Environment(format!("{name} {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_the_environment_are_all_read() {
+        let injection = injection("worker=1:pause=2s@1s; pull:delay=1ms,p=0.5;").expect("two faults");
+        let rules: Vec<String> = injection.plan.rules().iter().map(ToString::to_string).collect();
+        assert_eq!(rules, ["worker=1:pause=2s@1s", "pull:delay=1ms,p=0.5"]);
+    }
+
+    #[test]
+    fn faults_that_the_program_would_have_to_carry_out_are_refused() {
+        let refused = |text| injection(text).expect_err("it is refused").to_string();
+        assert!(refused("worker=1:slow=4x").contains("cannot be slowed"));
+        assert!(refused("worker=1:sleepy").contains("fault `worker=1:sleepy`"));
+    }
 }

@@ -38,8 +38,11 @@ fn a_dead_address_is_passed_over() {
     let table = job.table(TableSpec::dense("w", [100]), vec![1.0; 100]).expect("a table");
     job.start().expect("the other address leads to the server");
     assert_eq!(table.read(|values| values.to_vec()).expect("values"), [1.0; 100]);
+    assert!(server.final_status().is_none(), "the job runs");
     job.close().expect("all is well");
-    server.join().expect("all is well");
+    server.wait().expect("all is well");
+    let last = server.final_status().expect("it coordinated the job");
+    assert_eq!((last.phase.as_str(), last.workers.len()), ("over: all workers left", 1));
 }
 
 #[test]

@@ -42,6 +42,10 @@ impl<'a> Components<'a> {
         Components { registry }
     }
 
+    pub(super) fn registry(&self) -> &'a Registry {
+        self.registry
+    }
+
     /// A text for an axis of policies whose texts are components.
     pub(super) fn text(&self, dice: &mut Dice, axis: Axis, wanted: Wanted) -> Result<String, String> {
         match axis {

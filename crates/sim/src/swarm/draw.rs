@@ -99,16 +99,10 @@ impl Drawn {
         windows(&mut Dice::new(Prng::fork(seed, 0x7769_6e64)), &mut scenario);
         tiers(&mut Dice::new(Prng::fork(seed, 0x7469_6572)), &mut scenario, heal_at);
         let mut dice = Dice::new(Prng::fork(seed, 0x636f_6465));
-        codecs(&mut dice, &components, wanted, registry, &mut scenario)?;
-        broadcast(
-            &mut Dice::new(Prng::fork(seed, 0x6263_6173)),
-            &components,
-            wanted,
-            registry,
-            &mut scenario,
-        )?;
+        codecs(&mut dice, &components, wanted, &mut scenario)?;
+        broadcast(&mut Dice::new(Prng::fork(seed, 0x6263_6173)), &components, wanted, &mut scenario)?;
         readers(&mut Dice::new(Prng::fork(seed, 0x7265_6164)), &mut scenario);
-        local(&mut Dice::new(Prng::fork(seed, 0x6c6f_6361)), &components, wanted, registry, &mut scenario)?;
+        local(&mut Dice::new(Prng::fork(seed, 0x6c6f_6361)), &components, wanted, &mut scenario)?;
         transmission(&mut Dice::new(Prng::fork(seed, 0x7472_616e)), &mut scenario);
         held(&mut Dice::new(Prng::fork(seed, 0x6865_6c64)), &components, wanted, registry, &mut scenario)?;
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
@@ -410,21 +404,34 @@ fn codecs(
     dice: &mut Dice,
     components: &Components<'_>,
     wanted: Wanted,
-    registry: &Registry,
     scenario: &mut Scenario,
 ) -> Result<(), String> {
-    let check = |scenario: &Scenario| check(registry, scenario);
-    for (axis, p) in [(Axis::Codec, 0.5), (Axis::AnswerCodec, 0.4)] {
-        if !dice.chance(p) {
-            continue;
-        }
-        let text = components.text(dice, axis, wanted)?;
-        let encoded = scenario.clone().with(axis, text);
-        if check(&encoded).is_ok() {
+    for choice in [(Axis::Codec, 0.5), (Axis::AnswerCodec, 0.4)] {
+        if let Some(encoded) = sometimes(dice, choice, (components, wanted), scenario, |_| true)? {
             *scenario = encoded;
         }
     }
-    check(scenario).map_err(|error| error.to_string())
+    check(components.registry(), scenario).map_err(|error| error.to_string())
+}
+
+/// Draws a text for an axis with probability `p`. The scenario with it, if it can be started and all of its models are possible then,
+/// those of switches too: they are checked when they are made, by the coordinator.
+fn sometimes(
+    dice: &mut Dice,
+    (axis, p): (Axis, f64),
+    (components, wanted): (&Components<'_>, Wanted),
+    scenario: &Scenario,
+    is_possible: impl Fn(&SyncPolicy) -> bool,
+) -> Result<Option<Scenario>, String> {
+    if !dice.chance(p) {
+        return Ok(None);
+    }
+    let drawn = scenario.clone().with(axis, components.text(dice, axis, wanted)?);
+    let registry = components.registry();
+    let is_possible =
+        |sync: &str| SyncPolicy::parse(&registry.consistency, sync).is_ok_and(|sync| is_possible(&sync));
+    let can_start = check(registry, &drawn).is_ok() && models_of(&drawn).all(is_possible);
+    Ok(can_start.then_some(drawn))
 }
 
 /// Sometimes versions are broadcast, where all models and tables let them be.
@@ -432,30 +439,17 @@ fn broadcast(
     dice: &mut Dice,
     components: &Components<'_>,
     wanted: Wanted,
-    registry: &Registry,
     scenario: &mut Scenario,
 ) -> Result<(), String> {
-    if !dice.chance(0.5) {
-        return Ok(());
-    }
-    let text = components.text(dice, Axis::Broadcast, wanted)?;
-    let with_trees = scenario.clone().with(Axis::Broadcast, text);
-    let is_possible = |sync: &str| {
-        let sync = SyncPolicy::parse(&registry.consistency, sync);
-        sync.is_ok_and(|sync| sync.model.version_needed(0).is_some() && sync.overlap)
-    };
-    let fits = check(registry, &with_trees);
-    if fits.is_err() || !models_of(&with_trees).all(is_possible) {
-        return Ok(());
-    }
+    let is_possible =
+        |sync: &SyncPolicy| sync.model.version_needed(0).is_some() && sync.overlap && !sync.names_cache();
+    let drawn = sometimes(dice, (Axis::Broadcast, 0.5), (components, wanted), scenario, is_possible)?;
+    let Some(with_trees) = drawn else { return Ok(()) };
     *scenario = with_trees;
     // Rows are broadcast as differences, too, which answers to their pulls cannot be.
-    if dice.chance(0.4) {
-        let text = components.text(dice, Axis::AnswerCodec, wanted)?;
-        let encoded = scenario.clone().with(Axis::AnswerCodec, text);
-        if check(registry, &encoded).is_ok() {
-            *scenario = encoded;
-        }
+    let encoded = sometimes(dice, (Axis::AnswerCodec, 0.4), (components, wanted), scenario, |_| true)?;
+    if let Some(encoded) = encoded {
+        *scenario = encoded;
     }
     Ok(())
 }
@@ -465,23 +459,15 @@ fn local(
     dice: &mut Dice,
     components: &Components<'_>,
     wanted: Wanted,
-    registry: &Registry,
     scenario: &mut Scenario,
 ) -> Result<(), String> {
-    if !dice.chance(0.4) {
-        return Ok(());
-    }
-    let text = components.text(dice, Axis::Local, wanted)?;
-    let mut stepping = scenario.clone().with(Axis::Local, text);
+    let is_possible =
+        |sync: &SyncPolicy| sync.partial_pull().is_none() && sync.overlap && !sync.model.catches_up();
+    let drawn = sometimes(dice, (Axis::Local, 0.4), (components, wanted), scenario, is_possible)?;
+    let Some(mut stepping) = drawn else { return Ok(()) };
     let sizes: Vec<u64> = scenario.table_specs().iter().map(TableSpec::elements).collect();
-    let steps = stepping.policy.local(registry).map_err(|error| error.to_string())?;
-    let Some(steps) = steps.filter(|steps| steps.deal(&sizes).is_ok()) else { return Ok(()) };
-    // Switches are checked when they are made, by the coordinator.
-    let is_possible = |sync: &str| {
-        let sync = SyncPolicy::parse(&registry.consistency, sync);
-        sync.is_ok_and(|sync| sync.partial_pull().is_none() && sync.overlap && !sync.model.catches_up())
-    };
-    if check(registry, &stepping).is_ok() && models_of(&stepping).all(is_possible) {
+    let steps = stepping.policy.local(components.registry()).map_err(|error| error.to_string())?;
+    if let Some(steps) = steps.filter(|steps| steps.deal(&sizes).is_ok()) {
         // An iteration takes about as long as in other worlds.
         stepping.compute.step_ms /= steps.h() as f64;
         *scenario = stepping;

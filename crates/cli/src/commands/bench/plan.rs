@@ -102,6 +102,19 @@ impl Exchange {
             !args.colocated || args.sim || args.run_with.is_some(),
             "--colocated says where --run-with takes workers, or on which hosts they are with --sim; give one of them"
         );
+        // The parser does not ask for an option that conflicts with another one that is given.
+        ensure!(
+            args.send.is_none() || args.compute.is_some(),
+            "--send is about a computation that is waited out: add --model NAME --compute TIME"
+        );
+        ensure!(
+            args.compute.is_none_or(|step| !step.0.is_zero()),
+            "--compute 0s: expected a time to wait out; leave it out to exchange without a computation"
+        );
+        ensure!(
+            args.host.is_empty() || args.transport != Transport::Memory,
+            "--host with --transport memory: threads of one process have no addresses; leave --host out"
+        );
         let (model, tensors) = tensors(args)?;
         let exchange = Exchange {
             model,
@@ -139,6 +152,11 @@ impl Exchange {
         ensure!(
             sync == expected,
             "--sync {sync}: an exchange is synchronous, and its figures are those of {expected}"
+        );
+        let local = exchange.policy.get(Axis::Local);
+        ensure!(
+            !exchange.policy.is_local(),
+            "--local {local}: an exchange pushes and pulls everything in every iteration; leave --local out"
         );
         exchange.check(registry)?;
         Ok(exchange)

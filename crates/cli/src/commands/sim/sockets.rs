@@ -194,10 +194,10 @@ fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Opti
         tables.push(job.table(spec.alone(), initial)?);
     }
     job.start()?;
-    if scenario.compute.send == SendMode::Layerwise {
-        compute_by_layers(scenario, rank, &job, &tables, &mut compute)?;
-    } else {
-        compute_at_once(scenario, rank, &job, &tables, &mut compute)?;
+    let application = Application { scenario, rank, job: &job, tables: &tables };
+    match scenario.compute.send {
+        SendMode::Layerwise => application.compute_by_layers(&mut compute)?,
+        SendMode::End => application.compute_at_once(&mut compute)?,
     }
     job.barrier_within("done", END_TIMEOUT)?;
     let end = match rank {
@@ -208,89 +208,78 @@ fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Opti
     Ok(end)
 }
 
-/// All gradients leave after a step, and all parameters are waited for before the next one.
-fn compute_at_once(
-    scenario: &Scenario,
+/// What a worker of the scenario computes.
+struct Application<'a> {
+    scenario: &'a Scenario,
     rank: WorkerId,
-    job: &Job,
-    tables: &[Table],
-    compute: &mut ComputeClock,
-) -> Result<()> {
-    for clock in 0..scenario.iterations {
-        let mut rows: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
-        for table in tables {
-            rows.push(fetch(table, scenario, rank, clock)?);
-        }
-        std::thread::sleep(compute.step(clock));
-        let mut handles: Vec<Handle> = Vec::new();
-        for (table, (rows, values)) in tables.iter().zip(&rows) {
-            handles.push(push(scenario, rank, clock, table, rows, values)?);
-        }
-        job.clock();
-        handles.iter().try_for_each(Handle::wait)?;
-    }
-    Ok(())
+    job: &'a Job,
+    tables: &'a [Table],
 }
 
-/// A table's gradient leaves when its layer's backward is done, and its parameters are waited for when its forward begins.
-fn compute_by_layers(
-    scenario: &Scenario,
-    rank: WorkerId,
-    job: &Job,
-    tables: &[Table],
-    compute: &mut ComputeClock,
-) -> Result<()> {
-    let times = scenario.layer_times();
-    let mut handles: Vec<Option<Handle>> = tables.iter().map(|_| None).collect();
-    for clock in 0..scenario.iterations {
-        let step = compute.step(clock);
-        let mut read: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
-        for stage in (0..times.stages()).map(|number| times.stage(number)) {
-            if let Stage::Forward(layer) = stage {
-                if let Some(handle) = handles[layer].take() {
-                    handle.wait()?;
+/// What an iteration has read of a table: rows, where it is a table of rows, and values.
+type Read = (Vec<u32>, Vec<f32>);
+
+impl Application<'_> {
+    /// All gradients leave after a step, and all parameters are waited for before the next one.
+    fn compute_at_once(&self, compute: &mut ComputeClock) -> Result<()> {
+        for clock in 0..self.scenario.iterations {
+            let read: Vec<Read> =
+                self.tables.iter().map(|table| self.fetch(table, clock)).collect::<Result<_>>()?;
+            std::thread::sleep(compute.step(clock));
+            let pushes = self.tables.iter().zip(&read).map(|(table, read)| self.push(table, clock, read));
+            let handles: Vec<Handle> = pushes.collect::<Result<_>>()?;
+            self.job.clock();
+            handles.iter().try_for_each(Handle::wait)?;
+        }
+        Ok(())
+    }
+
+    /// A table's gradient leaves when its layer's backward is done, and its parameters are waited for when its forward begins.
+    fn compute_by_layers(&self, compute: &mut ComputeClock) -> Result<()> {
+        let times = self.scenario.layer_times();
+        let mut handles: Vec<Option<Handle>> = self.tables.iter().map(|_| None).collect();
+        for clock in 0..self.scenario.iterations {
+            let step = compute.step(clock);
+            let mut read: Vec<Read> = Vec::new();
+            for stage in (0..times.stages()).map(|number| times.stage(number)) {
+                if let Stage::Forward(layer) = stage {
+                    if let Some(handle) = handles[layer].take() {
+                        handle.wait()?;
+                    }
+                    read.push(self.fetch(&self.tables[layer], clock)?);
                 }
-                read.push(fetch(&tables[layer], scenario, rank, clock)?);
+                std::thread::sleep(times.time(stage, step));
+                if let Stage::Backward(layer) = stage {
+                    handles[layer] = Some(self.push(&self.tables[layer], clock, &read[layer])?);
+                }
             }
-            std::thread::sleep(times.time(stage, step));
-            if let Stage::Backward(layer) = stage {
-                let (rows, values) = &read[layer];
-                handles[layer] = Some(push(scenario, rank, clock, &tables[layer], rows, values)?);
-            }
+            self.job.clock();
         }
-        job.clock();
+        handles.iter().flatten().try_for_each(Handle::wait).map_err(Into::into)
     }
-    handles.iter().flatten().try_for_each(Handle::wait).map_err(Into::into)
-}
 
-/// Sends the gradient that follows from what was read of a table.
-fn push(
-    scenario: &Scenario,
-    rank: WorkerId,
-    clock: u64,
-    table: &Table,
-    rows: &[u32],
-    values: &[f32],
-) -> Result<Handle> {
-    let (gradients, seed) = (scenario.gradients(), scenario.seed);
-    let push = PushId { seed, worker: rank, clock, table: table.id() };
-    let mut gradient = Vec::with_capacity(values.len());
-    if table.spec().rows {
-        gradients.extend_rows(&push, rows, table.spec().row_elements(), values, &mut gradient);
-        return Ok(table.push(Gradient::Rows { rows, values: &gradient })?);
+    /// Sends the gradient that follows from what was read of a table.
+    fn push(&self, table: &Table, clock: u64, (rows, values): &Read) -> Result<Handle> {
+        let (gradients, seed) = (self.scenario.gradients(), self.scenario.seed);
+        let push = PushId { seed, worker: self.rank, clock, table: table.id() };
+        let mut gradient = Vec::with_capacity(values.len());
+        if table.spec().rows {
+            gradients.extend_rows(&push, rows, table.spec().row_elements(), values, &mut gradient);
+            return Ok(table.push(Gradient::Rows { rows, values: &gradient })?);
+        }
+        gradients.extend(&push, 0, values, &mut gradient);
+        Ok(table.push_pull(&gradient)?)
     }
-    gradients.extend(&push, 0, values, &mut gradient);
-    Ok(table.push_pull(&gradient)?)
-}
 
-/// The values that an iteration works on: a whole dense table, or the touched rows of a sparse one.
-fn fetch(table: &Table, scenario: &Scenario, rank: WorkerId, clock: u64) -> Result<(Vec<u32>, Vec<f32>)> {
-    if !table.spec().rows {
-        return Ok((Vec::new(), table.read(<[f32]>::to_vec)?));
+    /// The values that an iteration works on: a whole dense table, or the touched rows of a sparse one.
+    fn fetch(&self, table: &Table, clock: u64) -> Result<Read> {
+        if !table.spec().rows {
+            return Ok((Vec::new(), table.read(<[f32]>::to_vec)?));
+        }
+        let rows = touched_rows(self.scenario.seed, self.rank, clock, table.id(), table.spec());
+        let values = table.rows(&rows)?.wait()?;
+        Ok((rows, values))
     }
-    let rows = touched_rows(scenario.seed, rank, clock, table.id(), table.spec());
-    let values = table.rows(&rows)?.wait()?;
-    Ok((rows, values))
 }
 
 fn judge(job: &Job, tables: &[Table]) -> Result<End> {

@@ -34,7 +34,8 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-const MODELS: [&str; 4] = ["bsp", "asp", "drop:n=2", "pssp:s=1,alpha=significance"];
+const MODELS: [&str; 5] =
+    ["bsp", "asp", "drop:n=2", "pssp:s=1,alpha=significance", "quorum:q=0.5,late=weigh"];
 /// A page for a sum of each table on each server, and for the copy of each table.
 const PAGE: usize = 4096;
 

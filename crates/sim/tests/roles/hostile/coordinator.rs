@@ -84,6 +84,15 @@ proptest! {
             let status = coordinator.status(now);
             let words: usize = status.workers.iter().filter_map(|worker| worker.report.waiting.as_ref()).map(String::len).sum();
             prop_assert!(words <= status.workers.len() * limits::MAX_REASON_BYTES);
+            // Numbers for people and for JSON, which has no NaN.
+            let reports = status.workers.iter().map(|worker| &worker.report.waited).chain([&status.waited]);
+            for waited in reports {
+                let seconds = waited.causes.iter().map(|charge| charge.seconds);
+                let is_sound = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
+                prop_assert!(seconds.chain([waited.seconds, waited.others]).all(is_sound), "{waited:?}");
+                prop_assert!(waited.causes.len() <= limits::MAX_WAIT_CAUSES);
+            }
+            prop_assert!(status.workers.iter().all(|worker| worker.report.reads.waited_s.is_finite()));
             prop_assert_eq!(coordinator.check(), Ok(()));
         }
     }

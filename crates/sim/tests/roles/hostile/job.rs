@@ -24,7 +24,8 @@ enum Act {
     Pass(u32),
 }
 
-const MODELS: [&str; 5] = ["bsp", "asp", "ssp:s=1", "drop:n=2", "psp:c=2"];
+const MODELS: [&str; 7] =
+    ["bsp", "asp", "ssp:s=1", "drop:n=2", "psp:c=2", "quorum:q=0.5", "quorum:q=0.6,late=weigh"];
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![

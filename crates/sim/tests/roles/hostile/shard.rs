@@ -26,8 +26,19 @@ enum Act {
     Pass(u64),
 }
 
-const MODELS: [&str; 7] =
-    ["bsp", "asp", "ssp:s=1", "drop:n=2", "psp:c=2,tau1=1s", "pssp:s=1,alpha=significance", "remote:near"];
+const MODELS: [&str; 11] = [
+    "bsp",
+    "asp",
+    "ssp:s=1",
+    "drop:n=2",
+    "psp:c=2,tau1=1s",
+    "pssp:s=1,alpha=significance",
+    "remote:near",
+    "quorum:q=0.5",
+    "quorum:q=0.75,late=weigh",
+    "quorum:q=0.5,grace=10ms,late=carry",
+    "when:pull=gap < 2,push=count >= 2,step=round,late=apply",
+];
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![

@@ -5,9 +5,10 @@ use paramill_core::consistency::{Question, WorkerProgress};
 use paramill_core::placement::Part;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::role::{Body, Frame};
-use paramill_core::status::{AggregatorReport, ShardReport, WorkerReport};
+use paramill_core::status::{AggregatorReport, ReadsReport, ShardReport, WorkerReport};
 use paramill_core::table::{Layer, TableSpec};
 use paramill_core::types::{AggregatorId, ProcessId, ServerId, ShardId, TableId, WorkerId};
+use paramill_core::waits::{Charge, WaitCause, Waited};
 use paramill_core::wire::{
     Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
     Position, Relay, Route, ServedShard, control,
@@ -95,7 +96,9 @@ fn header() -> impl Strategy<Value = Header> {
 
 /// One frame of a push that would be right, but for what the other strategies do around it.
 fn proper_push() -> impl Strategy<Value = Frame> {
-    (0u64..8, 0u32..3, 0u32..2, -3i32..3).prop_map(|(clock, part, server, value)| {
+    // 0 stands for one sample.
+    let samples = prop_oneof![8 => 0u64..3, 1 => 3u64..1000, 1 => number()];
+    (0u64..8, 0u32..3, 0u32..2, -3i32..3, samples).prop_map(|(clock, part, server, value, version)| {
         // Each server holds ten of the twenty elements: chunks of 4, 4 and 2.
         let elements = if part == 2 { 2 } else { 4 };
         let last = if part == 2 { Flags::LAST } else { Flags(0) };
@@ -105,6 +108,7 @@ fn proper_push() -> impl Strategy<Value = Frame> {
             chunk: server * 3 + part,
             part,
             clock,
+            version,
             request: clock,
             ..Header::new(Kind::Push)
         };
@@ -127,10 +131,20 @@ fn absent_push() -> impl Strategy<Value = Frame> {
     })
 }
 
+/// A push without a gradient, as a worker sends it where its gradient would be dropped: here for any clock.
+fn empty_push() -> impl Strategy<Value = Frame> {
+    (proper_push(), prop::bool::weighted(0.1)).prop_map(|(push, is_later)| {
+        let part = if is_later { push.header.part } else { 0 };
+        let flags = Flags::ROWS.with(Flags::LAST).with(push.header.flags);
+        frame(Header { flags, part, rows: 0, ..push.header }, Vec::new())
+    })
+}
+
 /// Data frames: nearly right, or noise that passed the header's checks.
 pub(crate) fn data_frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
         2 => absent_push(),
+        1 => empty_push(),
         3 => (header(), payload()).prop_map(|(header, payload)| frame(header, payload)),
         2 => proper_push(),
     ]
@@ -168,7 +182,9 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn sync() -> impl Strategy<Value = String> {
-    const MODELS: [&str; 9] = [
+    const MODELS: [&str; 11] = [
+        "quorum:q=0.5,late=weigh",
+        "ssp:s=1,cache=off",
         "bsp",
         "asp",
         "ssp:s=1",
@@ -284,9 +300,34 @@ fn first_clock() -> impl Strategy<Value = FirstClock> {
     })
 }
 
+/// Waiting time as no worker can have it: numbers that are none, causes that are many, the same, or of nobody.
+fn waited() -> impl Strategy<Value = Waited> {
+    const SECONDS: [f64; 6] = [f64::NAN, f64::INFINITY, -1.0, f64::MAX, 0.0, 1e3];
+    let seconds = || prop::sample::select(&SECONDS[..]);
+    let cause = (small(), 0u32..4).prop_map(|(number, kind)| match kind {
+        0 => WaitCause::Push(WorkerId(number)),
+        1 => WaitCause::Server(ServerId(number)),
+        2 => WaitCause::Barrier(WorkerId(number)),
+        _ => WaitCause::Coordinator,
+    });
+    let charge = (cause, seconds()).prop_map(|(cause, seconds)| Charge { cause, seconds });
+    (seconds(), vec(charge, 0..80), seconds()).prop_map(|(seconds, causes, others)| Waited {
+        seconds,
+        causes,
+        others,
+    })
+}
+
+fn worker_report() -> impl Strategy<Value = Control> {
+    let text = prop_oneof![Just(None), Just(Some("w".repeat(50_000)))];
+    (number(), text, waited()).prop_map(|(clock, waiting, waited)| {
+        let reads = ReadsReport { waited_s: waited.seconds, at_once: u64::MAX, ..Default::default() };
+        Control::WorkerReport(WorkerReport { clock, waiting, waited, reads, ..Default::default() })
+    })
+}
+
 /// Every message, mostly with contents that its receiver has to look at twice.
 pub(crate) fn control() -> impl Strategy<Value = Control> {
-    let report = WorkerReport { clock: u64::MAX, waiting: Some("w".repeat(50_000)), ..Default::default() };
     let shard_report = |server| ShardReport {
         shard: ShardId { server: ServerId(server), core: 0 },
         tables: vec![],
@@ -308,7 +349,7 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
             Control::Entered { epoch, joining, lacks_values: lacks.map(TableId) }
         }),
         Just(Control::PlanQuery),
-        Just(Control::WorkerReport(report)),
+        worker_report(),
         Just(Control::ReportRequest),
         small().prop_map(move |server| Control::ShardReport(Box::new(shard_report(server)))),
         number().prop_map(|clock| Control::Pushed { clock }),

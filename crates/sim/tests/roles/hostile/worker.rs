@@ -6,6 +6,7 @@ use paramill_core::role::Lost;
 use paramill_core::wire::{Flags, Header, Member, Plan, ServedShard};
 use paramill_core::worker::{Gradient, PullOptions, WorkerError};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 #[derive(Debug, Clone)]
 enum Act {
@@ -17,6 +18,9 @@ enum Act {
     Pull,
     PullRows,
 }
+
+const MODELS: [&str; 6] =
+    ["psp:c=2,b=0.5", "bsp:overlap=false", "quorum:q=0.5", "ssp:s=2", "drop:n=1", "pssp:s=1,c=0.5"];
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
@@ -36,10 +40,10 @@ proptest! {
     #[test]
     fn a_worker_survives_servers_and_coordinators_that_say_anything(
         acts in prop::collection::vec(act(), 1..100),
-        overlap: bool,
+        model in 0..MODELS.len(),
         started_before: bool,
     ) {
-        let sync = if overlap { "psp:c=2,b=0.5" } else { "bsp:overlap=false" };
+        let sync = MODELS[model];
         let mut bench = if started_before {
             started(config(2, sync, Order::Arrival))
         } else {
@@ -145,6 +149,39 @@ fn a_server_speaks_for_itself_only() {
         say(worker, now, to, &ack);
     }
     assert_eq!(worker.outcome(ticket), Some(Ok(())));
+}
+
+/// Under `quorum` a worker goes on with the version that it is answered with. It added 1 to whatever a server said.
+#[test]
+fn a_version_at_the_end_of_time_is_no_overflow() {
+    let mut bench = started(config(2, "quorum:q=0.5", Order::Arrival));
+    let (now, worker) = (bench.now(), bench.worker_mut(0));
+    for _ in 0..3 {
+        let ticket = worker.push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), true).expect("it fits");
+        let outputs = drain(worker);
+        let requests: BTreeMap<ConnectionId, Header> = pushes(&outputs).into_iter().collect();
+        for (to, push) in requests {
+            let first = 3 * u32::from(to.shard() == Some(shard_id(1)));
+            for (part, elements) in [(0, 4), (1, 4), (2, 2)] {
+                let flags = if part == 2 { Flags::LAST } else { Flags(0) };
+                let (version, payload_bytes) = (u64::MAX, 4 * elements);
+                let header = Header {
+                    chunk: first + part,
+                    part,
+                    flags,
+                    version,
+                    payload_bytes,
+                    ..from_server(Kind::Params, push.request)
+                };
+                say(worker, now, to, &Frame { header, body: Body::Bytes(vec![0; payload_bytes as usize]) });
+            }
+        }
+        assert_eq!(worker.outcome(ticket), Some(Ok(())));
+        worker.redeem(ticket);
+        worker.clock();
+        assert_eq!(worker.check(), Ok(()));
+    }
+    assert!(worker.current_clock() > 2, "it left iterations out");
 }
 
 #[test]
