@@ -553,12 +553,12 @@ impl ParameterMemory {
         let note = |((block, &version), held): ((&mut Block, &Clock), &mut Held)| {
             let Block::Arrived { at } = *block else { return false };
             *block = Block::Settled;
-            let is_newer = at > held.at && (version >= held.version || asked > held.asked);
+            let is_newer = (version, at) > (held.version, held.at);
             if is_newer {
-                // What is at least as new as an answer may be used where that may.
-                let asked = if version >= held.version { asked.max(held.asked) } else { asked };
-                *held = Held { at, version, asked };
+                (held.version, held.at) = (version, at);
             }
+            // What stays is at least as new as the other one, and may be used where that may.
+            held.asked = held.asked.max(asked);
             is_newer
         };
         blocks.map(note).collect()
@@ -914,6 +914,69 @@ mod tests {
         let (now, _) = memory.begin(options(9, FetchKind::AtOnce));
         (0..2).for_each(|shard| arrive_at(&mut memory, now, shard, 6));
         assert!(memory.is_fresh(6, Some(0)) && memory.is_fresh(5, None) && !memory.is_fresh(9, None));
+    }
+
+    /// A block of the pull that is waited for came before an older block, whose pull was whole first.
+    #[test]
+    fn the_answer_that_is_waited_for_counts_whatever_came_between_its_blocks() {
+        for is_slab in [false, true] {
+            let mut memory = memory();
+            let values = is_slab.then(|| memory.lend_slab().expect("it is not lent"));
+            let slab = values.map(|values| memory.hold_slab(values, DType::F32));
+            let [early, late] = [2, 5].map(|clock| begin_background(&mut memory, clock));
+            arrive_at(&mut memory, late, 0, 4);
+            (0..2).for_each(|shard| arrive_at(&mut memory, early, shard, 3));
+            assert!(!memory.is_fresh(5, None));
+            arrive_at(&mut memory, late, 1, 4);
+            assert!(memory.is_fresh(5, None) && memory.version() == 4, "{is_slab}");
+            let values = match slab {
+                Some(slab) => memory.take_slab(slab).expect("it is there").0.as_slice().to_vec(),
+                None => memory.values().to_vec(),
+            };
+            assert_eq!(values, [4.0; ELEMENTS]);
+        }
+    }
+
+    /// A pull in the background, of the slab where one is exchanged.
+    fn begin_background(memory: &mut ParameterMemory, clock: Clock) -> FetchId {
+        let partition = &Arc::clone(&memory.partition);
+        match memory.exchanged_type() {
+            Some(dtype) => memory.begin_renewal(BesideSlab { clock, dtype, partition, wants_place: true }).0,
+            None => memory.begin(FetchOptions { clock, kind: FetchKind::Background, wants_place: true }).0,
+        }
+    }
+
+    #[test]
+    fn a_pull_in_the_background_goes_to_a_slab_when_an_exchange_has_it() {
+        let mut memory = memory();
+        let values = memory.lend_slab().expect("it is not lent");
+        let first = memory.hold_slab(values, DType::F32);
+        let fetch = begin_background(&mut memory, 1);
+        memory.keep_front();
+        let (values, reserved) = memory.take_slab(first).expect("it is there");
+        assert!(reserved.is_none());
+        (0..2).for_each(|shard| arrive_at(&mut memory, fetch, shard, 1));
+        memory.let_front_go();
+        assert_eq!(
+            (values.as_slice(), memory.version()),
+            (&[0.0; ELEMENTS][..], 0),
+            "the application has it"
+        );
+        let second = memory.hold_slab(values, DType::F32);
+        assert_eq!((memory.version(), memory.is_fetching(), memory.check()), (1, false, Ok(())));
+        let fetch = begin_background(&mut memory, 2);
+        arrive_at(&mut memory, fetch, 0, 2);
+        let (values, _) = memory.take_slab(second).expect("it is there");
+        assert_eq!(values.as_slice(), [1.0; ELEMENTS], "half of an answer is not shown");
+        // The slab is given back, and the rest is of no use.
+        memory.return_slab(values);
+        arrive_at(&mut memory, fetch, 1, 2);
+        assert_eq!((memory.values(), memory.version(), memory.waiting()), (&[1.0; ELEMENTS][..], 1, 0));
+        // What was begun for the front is of no use to a slab.
+        let fetch = begin_background(&mut memory, 3);
+        let values = memory.lend_slab().expect("it is not lent");
+        (0..2).for_each(|shard| arrive_at(&mut memory, fetch, shard, 3));
+        assert_eq!((values.as_slice(), memory.version()), (&[1.0; ELEMENTS][..], 1));
     }
 
     #[test]
