@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 from typing import Any, Callable
 
 import pytest
@@ -222,6 +226,54 @@ def test_a_step_goes_on_without_late_blocks(serve: Callable[..., str]) -> None:
     assert left_out > 0
     assert model.weight.detach().unique().tolist() == [-40.0]
     optimizer.close()
+
+
+@pytest.mark.parametrize("device", ["host", "emulated"])
+@pytest.mark.parametrize(("sync", "ahead"), [("ssp:s=3", 3), ("dsps:min=2,max=5", 2), ("ssp:s=3,cache=off", 0)])
+def test_steps_go_on_within_the_bound_while_answers_are_late(
+    command: str, request: pytest.FixtureRequest, device: str, sync: str, ahead: int
+) -> None:
+    """The server stands still: nothing is answered, and only with a cache nobody needs an answer yet."""
+    if device == "emulated":
+        request.getfixturevalue("emulated")
+    line = [command, "--json", "serve", "--listen=127.0.0.1:0", "--workers=1", "--servers=1", f"--sync={sync}"]
+    server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout
+        url = json.loads(server.stdout.readline())["url"]
+        model = nn.Linear(64, 64, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=1", job=pm.init(url, timeout=1))
+
+        def step() -> float:
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+            optimizer.synchronize()
+            (value,) = model.weight.detach().unique().tolist()
+            return float(value)
+
+        os.kill(server.pid, signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(server.pid, os.WUNTRACED)[1])
+        assert [step() for _ in range(ahead)] == [0.0] * ahead
+        made = ahead
+        # A device goes on after a time-out, and the next step tells of that.
+        if device == "host":
+            with pytest.raises(TimeoutError, match="has not answered"):
+                step()
+            made += 1
+        os.kill(server.pid, signal.SIGCONT)
+        optimizer.synchronize()
+        # What a step computes on lacks no more than the bound, and no gradient is lost.
+        for made in range(made + 1, 60):
+            lacks = made + step()
+            assert 0 <= lacks <= ahead, f"{lacks} in step {made}"
+        reads = optimizer.job.report()["reads"]
+        assert reads["at_once"] >= ahead and reads["max_staleness"] == ahead
+        optimizer.close()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        server.terminate()
+        server.wait(60)
 
 
 def test_a_second_optimizer_has_words_of_its_own(launch: Callable[..., Any]) -> None:

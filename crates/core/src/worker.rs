@@ -346,6 +346,9 @@ impl Worker {
     /// Sends the gradients of the current clock and asks for the parameters that follow them, for several tables in
     /// one go. On success the slabs are taken; on an error they stay where they are, and nothing was sent.
     ///
+    /// Where the consistency model makes a worker's copy a cache, the ticket is due as soon as the values of the slabs are fresh enough.
+    /// What is under way then is received beside them, and becomes their values when they are exchanged next.
+    ///
     /// Gradients are checked for NaN and Inf by the servers only: a pass over them here would cost as much as sending
     /// them.
     pub fn exchange(&mut self, now: Time, slabs: &mut Vec<Slab>) -> Result<Ticket, WorkerError> {
@@ -737,6 +740,9 @@ impl Worker {
                      follow Job::local_steps), or start the job without `local`"
                 )));
                 return;
+            }
+            if self.steps_locally {
+                self.traffic.tables_mut().wait_for_exchanges();
             }
             if self.traffic.begin(&mut self.session, &self.registry, now, plan) {
                 self.handle_timeout(now);

@@ -9,7 +9,7 @@ use paramill_core::status::Status;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, WorkerId};
 use paramill_core::waits::WaitCause;
-use paramill_node::client::{ClientError, Job, JobOptions, Table, WorkerError};
+use paramill_node::client::{ClientError, Handle, Job, JobOptions, Slab, Table, WorkerError};
 use paramill_node::server::{self, Server, ServerConfig};
 use std::sync::Arc;
 use std::time::Duration;
@@ -187,7 +187,16 @@ fn workers_compute_within_the_bound_with_a_cache_and_without_and_a_barrier_comes
     const WORKERS: usize = 3;
     const ITERATIONS: usize = 60;
     const BOUND: usize = 2;
-    for (sync, is_cached) in [("ssp:s=2", true), ("ssp:s=2,cache=off", false)] {
+    let check = |values: &[f32], iteration: usize, sync: &str| {
+        let oldest = values.iter().fold(f32::INFINITY, |oldest, value| oldest.min(*value)) - 1.0;
+        assert!(oldest as usize + BOUND >= iteration, "{sync}: {oldest} in iteration {iteration}");
+    };
+    for (sync, is_cached, lent) in [
+        ("ssp:s=2", true, false),
+        ("ssp:s=2,cache=off", false, false),
+        ("ssp:s=2", true, true),
+        ("ssp:s=2,cache=off", false, true),
+    ] {
         let mut job = config(WORKERS as u32, 2, sync);
         job.policy.set(Axis::Reduce, "sum").unwrap();
         let servers = start_servers(&job);
@@ -196,18 +205,31 @@ fn workers_compute_within_the_bound_with_a_cache_and_without_and_a_barrier_comes
             job.start().unwrap();
             let gradient: Vec<f32> =
                 (0..ELEMENTS).map(|element| if element % WORKERS == rank { -1.0 } else { 0.0 }).collect();
+            let mut slabs: Vec<Slab> = lent.then(|| table.slab().unwrap()).into_iter().collect();
+            let mut exchange = None;
             for iteration in 0..ITERATIONS {
+                if let Some(exchange) = exchange.take() {
+                    slabs = Handle::wait(&exchange).unwrap();
+                }
                 table.sync().unwrap();
-                let values = table.values().unwrap();
-                let oldest = values.iter().fold(f32::INFINITY, |oldest, value| oldest.min(*value)) - 1.0;
-                assert!(oldest as usize + BOUND >= iteration, "{sync}: {oldest} in iteration {iteration}");
+                match slabs.first() {
+                    Some(slab) => check(slab.values(), iteration, sync),
+                    None => check(&table.values().unwrap(), iteration, sync),
+                }
                 // Transient stragglers, each in its turn.
                 if iteration % 9 == 3 * rank {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                table.update(&gradient).unwrap();
+                if let Some(slab) = slabs.first_mut() {
+                    slab.gradient_mut().copy_from_slice(&gradient);
+                    exchange = Some(job.exchange(&mut slabs).unwrap());
+                } else {
+                    table.update(&gradient).unwrap();
+                }
                 job.clock();
             }
+            // The last one is not computed on, and what it brings is given back.
+            drop(exchange);
             let reads = job.report().reads;
             assert_eq!(reads.at_once + reads.after_wait, ITERATIONS as u64 - 1, "{sync}: {reads:?}");
             assert!(reads.max_staleness <= BOUND as u64, "{sync}: {reads:?}");

@@ -22,6 +22,7 @@ use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId}
 use paramill_core::wire::{Cause, Header, Hello, Refusal, Welcome};
 use paramill_core::worker::{Asked, Gradient, PullOptions, Slab, Ticket, Worker, WorkerError};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 thread_local! {
@@ -76,6 +77,8 @@ pub struct Player {
     rows: Vec<(Vec<u32>, Vec<f32>)>,
     /// The slabs of dense tables, while the application has them.
     slabs: Vec<Slab>,
+    /// Tables whose last exchange failed: the application goes on with what it had.
+    stuck: BTreeSet<TableId>,
     /// Tickets of what is to come, with the table of each.
     owed: Vec<(usize, Owed)>,
     /// Digests of the dense tables that the computation at hand reads.
@@ -237,6 +240,7 @@ impl Player {
             local,
             rows,
             slabs: Vec::new(),
+            stuck: BTreeSet::new(),
             owed: Vec::new(),
             read: Vec::new(),
             torn: None,
@@ -296,14 +300,37 @@ impl Player {
         Progress { clock: self.clock(), state: std::mem::discriminant(&self.state), open }
     }
 
-    /// The iteration that it computes.
-    pub(crate) fn computing(&self) -> Option<Clock> {
-        matches!(self.state, State::Computing { .. }).then(|| self.clock())
+    /// The iteration that it computes, and the table whose layer it is at, where it computes layer by layer.
+    pub(crate) fn computing(&self) -> Option<(Clock, Option<TableId>)> {
+        match self.state {
+            State::Computing { .. } => Some((self.clock(), None)),
+            State::Layers { done, at: Layer::Computing { .. }, .. } => match self.stage(done)? {
+                Stage::Forward(table) => Some((self.clock(), Some(TableId(table as u32)))),
+                Stage::Backward(_) => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Whether the last exchange of a table succeeded, if it is exchanged.
+    pub(crate) fn has_renewed(&self, table: TableId) -> bool {
+        !self.stuck.contains(&table)
     }
 
     /// Whether it computes on what the worker has of a table: one that goes on while parameters are on their way reads its own copy.
-    pub(crate) fn reads(&self, table: TableId) -> bool {
+    fn reads(&self, table: TableId) -> bool {
         !self.local.as_ref().is_some_and(|local| local.is_in_flight(table))
+    }
+
+    /// A dense table as the application reads it: in its slab, or in the worker's memory.
+    pub(crate) fn values(&self, table: TableId) -> Option<&[f32]> {
+        if self.program.tables[table.0 as usize].rows || !self.reads(table) {
+            return None;
+        }
+        match self.program.slabs {
+            true => self.slabs.iter().find(|slab| slab.table() == table).map(Slab::values),
+            false => Some(self.worker.values(table)),
+        }
     }
 
     /// When the computation at hand is over.
@@ -439,6 +466,11 @@ impl Player {
             }
             State::Leaving(ticket) => {
                 let outcome = outcome(&mut self.worker, &mut self.waits_for, now, *ticket)?;
+                // A gradient that a server refused after the application had gone on is told at last.
+                let outcome = match outcome {
+                    Err(error) if is_nan(&error) && self.program.nan_p > 0.0 => Ok(()),
+                    other => other,
+                };
                 self.stop = outcome.is_ok().then_some(Output::Stop { error: None });
                 Some(outcome.map(|()| State::Over))
             }
@@ -542,7 +574,15 @@ impl Player {
                 // What a server refused goes back, and the application goes on with it.
                 Owed::Slabs(ticket) => match outcome {
                     Err(error) if !is_nan(&error) || self.program.nan_p == 0.0 => return Some(Err(error)),
-                    _ => self.slabs.extend(self.worker.redeem_slabs(ticket)),
+                    outcome => {
+                        for slab in self.worker.redeem_slabs(ticket) {
+                            match outcome {
+                                Ok(()) => self.stuck.remove(&slab.table()),
+                                Err(_) => self.stuck.insert(slab.table()),
+                            };
+                            self.slabs.push(slab);
+                        }
+                    }
                 },
                 Owed::Rows(ticket) | Owed::Pushed(ticket) => {
                     if let Err(error) = outcome {
@@ -695,17 +735,10 @@ impl Player {
         is_nan
     }
 
-    /// A dense table as the application reads it.
+    /// A digest of a dense table as the application reads it.
     fn digest(&self, index: usize) -> Option<u64> {
-        let digest = |values: &[f32]| xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(values));
-        let table = TableId(index as u32);
-        if self.program.tables[index].rows || !self.reads(table) {
-            return None;
-        }
-        match self.program.slabs {
-            true => self.slabs.iter().find(|slab| slab.table() == table).map(|slab| digest(slab.values())),
-            false => Some(digest(self.worker.values(table))),
-        }
+        let values = self.values(TableId(index as u32))?;
+        Some(xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(values)))
     }
 
     fn remember_read(&mut self, index: usize) {

@@ -399,6 +399,17 @@ mod tests {
         }
     }
 
+    /// Copies are slabs in some worlds, in which their age is watched as well.
+    #[test]
+    fn slabs_that_are_too_old_are_found() {
+        let is_it = |seed: &u64| Drawn::new(*seed, &Registry::builtin()).expect("it is a world").play.slabs;
+        let is_found = |seed| match run_seed(seed, Some(Canary::Outlived)).outcome {
+            Outcome::Correctness(what) => what.contains("computes iteration"),
+            Outcome::Passed | Outcome::Liveness(_) | Outcome::Crash(_) => false,
+        };
+        assert!((0..800).filter(is_it).any(is_found));
+    }
+
     #[test]
     fn results_of_many_seeds_come_once_each() {
         let mut seeds = Vec::new();

@@ -84,7 +84,8 @@ class DistributedOptimizer(JobOptimizer):
     :param job: the job to join; ``paramill.init()`` otherwise
     :param policies: those of these parameters (:class:`paramill.policies.OptimizerPolicies`); the job's otherwise. Under
         ``sync="psp:c=28,b=0.9"`` a step goes on with the blocks that are here, and the rest of the parameters stay as they
-        are; with ``reduce="sum"`` the gradients of N workers count N times as much as their mean
+        are; under ``sync="ssp:s=3"`` one goes on with all parameters as they are while they lack no more than 3 rounds; with
+        ``reduce="sum"`` the gradients of N workers count N times as much as their mean
     :param device_codec: whether torch compresses gradients where they are, so that only what travels leaves the device
         (``topk``, ``threshold``, ``dvf``, ``f16``, ``bf16``); it does so on a GPU if not given. The worker does the rest
     :param accumulate: backward passes per step

@@ -31,8 +31,7 @@ impl Copies<'_> {
         let Some(pending) = self.tickets.get_mut(ticket).filter(|pending| !pending.is_over()) else { return };
         let Some(clock) = pending.reads() else { return };
         let waited = pending.end(now);
-        let slabs = pending.slabs().iter().map(|slab| slab.table.0 as usize);
-        let tables: Vec<usize> = pending.table().into_iter().chain(slabs).collect();
+        let tables: Vec<usize> = pending.tables().collect();
         if pending.copy_for().is_some() {
             self.requests.leave_behind(ticket);
         }
@@ -43,20 +42,31 @@ impl Copies<'_> {
 
     /// The application has heard what a ticket had to tell of an earlier push.
     pub(super) fn hear(&mut self, ticket: Ticket) {
-        let pending = self.tickets.get(ticket).filter(|pending| unheard(self.tables, pending).is_some());
-        let table = pending.and_then(Pending::table);
+        let table = self.tickets.get(ticket).and_then(|pending| table_unheard(self.tables, pending));
         table.into_iter().for_each(|table| drop(self.tables[table].take_failure()));
     }
 
     /// Copies that are too old for the tickets that wait for them, and not under way: another model allowed more.
     pub(super) fn needed(&self) -> Vec<Needed> {
-        let needs = |(ticket, pending): (Ticket, &Pending)| {
-            let (clock, table) = pending.copy_for().zip(pending.table())?;
-            let local = &self.tables[table];
-            let is_needed = !local.is_fresh(clock) && !local.is_fetching_for(clock);
-            is_needed.then_some(Needed { ticket, clock, table })
-        };
-        self.tickets.awaiting_copies().filter_map(needs).collect()
+        let mut needed = Vec::new();
+        for (ticket, pending) in self.tickets.awaiting_copies() {
+            let Some(clock) = pending.copy_for() else { continue };
+            let is_needed = |table: &usize| {
+                let local = &self.tables[*table];
+                !local.is_fresh(clock) && !local.is_fetching_for(clock)
+            };
+            let tables = pending.copied_tables().filter(is_needed);
+            needed.extend(tables.map(|table| Needed { ticket, clock, table }));
+        }
+        needed
+    }
+
+    /// The application takes the slabs of an exchange back before it is due. It has been told why, but not how the exchange ends.
+    pub(super) fn give_up(&mut self, ticket: Ticket) {
+        let is_open = |pending: &&Pending| !pending.is_over() && pending.error().is_none();
+        if self.tickets.get(ticket).filter(is_open).is_some() {
+            self.requests.leave_behind(ticket);
+        }
     }
 
     /// Something failed that the application went on from: it hears of it where it waits next, or when it leaves.
@@ -76,6 +86,11 @@ impl Copies<'_> {
 
 /// A failure of an earlier push that the application hears of when it waits for a ticket.
 pub(super) fn unheard<'a>(tables: &'a Tables, pending: &Pending) -> Option<&'a WorkerError> {
+    tables[table_unheard(tables, pending)?].failure()
+}
+
+/// The table that it is about.
+fn table_unheard(tables: &Tables, pending: &Pending) -> Option<usize> {
     let is_next = pending.reads().is_some() && !pending.is_over() && pending.error().is_none();
-    tables[pending.table().filter(|_| is_next)?].failure()
+    pending.tables().filter(|_| is_next).find(|&table| tables[table].failure().is_some())
 }

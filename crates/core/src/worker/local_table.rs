@@ -64,6 +64,9 @@ pub(super) struct LocalTable {
     sync: Option<SyncPolicy>,
     /// The same for servers that have rules of their own.
     sync_apart: BTreeMap<ServerId, SyncPolicy>,
+    /// A slab of it does not come back before its answer. With local steps the application takes what it has done since the last
+    /// exchange for a part of the answer, and would lose it to an older copy.
+    exchanges_wait: bool,
     /// A push failed after the application had gone on, and it has not heard of it.
     failure: Option<WorkerError>,
     /// Until they are sent.
@@ -165,6 +168,7 @@ impl LocalTable {
             is_prioritized: false,
             sync: None,
             sync_apart: BTreeMap::new(),
+            exchanges_wait: false,
             failure: None,
             initial,
             pushed: None,
@@ -409,10 +413,15 @@ impl LocalTable {
         self.sync.iter().chain(self.sync_apart.values()).any(|sync| sync.partial_pull().is_some())
     }
 
-    /// The most rounds that its copy may lack where it is a cache. Rows are asked for one by one, what is broadcast is a replica
-    /// already, and exchanges wait for their answer.
+    /// Exchanges of it wait for their answers from now on, whatever the consistency model.
+    pub(super) fn wait_for_exchanges(&mut self) {
+        self.exchanges_wait = true;
+    }
+
+    /// The most rounds that its copy may lack where it is a cache. Rows are asked for one by one, and what is broadcast is a replica
+    /// already.
     pub(super) fn cache_bound(&self) -> Option<u64> {
-        if self.layout.is_sparse() || self.is_broadcast() || self.is_lent() {
+        if self.layout.is_sparse() || self.is_broadcast() || self.is_lent() && self.exchanges_wait {
             return None;
         }
         let apart = self.sync_apart.values().map(SyncPolicy::cache_bound);
@@ -636,7 +645,7 @@ impl LocalTable {
             allocator: allocator.clone(),
             parameters: compares.then(|| self.parameters.read()).flatten(),
             lacks_room: self.lacks_room,
-            may_end_early: self.is_partial(),
+            may_end_early: self.is_partial() || self.cache_bound().is_some(),
         };
         Part::new(table, source, codec, holding, surroundings)
     }
@@ -749,6 +758,19 @@ impl LocalTable {
         Reply { fetch, place, dtype: DType::F32 }
     }
 
+    /// Begins a pull in the background for an iteration: what follows is computed on what it brings, once it is here.
+    pub(super) fn renew(&mut self, clock: Clock) -> Reply {
+        let Some(dtype) = self.parameters.exchanged_type() else {
+            return self.begin_pull(clock, FetchKind::Background);
+        };
+        self.pulled = clock;
+        let partition = Arc::clone(self.layout.partition(dtype));
+        let wants_place = self.answers.elements() == Some(dtype);
+        let beside = BesideSlab { clock, dtype, partition: &partition, wants_place };
+        let (fetch, place) = self.parameters.begin_renewal(beside);
+        Reply { fetch, place, dtype }
+    }
+
     /// Where a shard's answer to a pull belongs, which a codec made or not; `fetch` is `None` when nobody wants it any more.
     /// `None` when it is of no use at all.
     pub(super) fn destination(
@@ -858,6 +880,17 @@ impl LocalTable {
                 (outgoing, GradientInFlight::Sent(buffer))
             }
         };
+        // Memory that frames are sent from is not given back early: the model may have changed since they were prepared.
+        let is_copied = matches!(gradient, GradientInFlight::Kept(_));
+        if is_copied && self.cache_bound().is_some() {
+            let values = ValuesInFlight::Cached(self.parameters.hold_slab(values, values_type));
+            let asks = match wish {
+                Wish::Parameters => Asks::Parameters(self.renew(clock + 1)),
+                Wish::Nothing | Wish::Leave => Asks::Nothing,
+            };
+            let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
+            return (outgoing, slab, asks);
+        }
         if let Wish::Nothing | Wish::Leave = wish {
             let values = ValuesInFlight::Kept(values);
             let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
@@ -891,8 +924,8 @@ impl LocalTable {
             let sync = sync_apart.get(&shards[index].server).or(sync.as_ref());
             sync.is_none_or(|sync| sync.model.after_server_push(&ServerPush { clock, version }))
         };
-        let partition = &partition;
-        parameters.begin_beside(BesideSlab { clock, values, dtype, partition, wants_place }, takes)
+        let beside = BesideSlab { clock, dtype, partition: &partition, wants_place };
+        parameters.begin_beside(values, beside, takes)
     }
 
     /// Ends an exchange: its slab. What frames are still sent from, or servers may still write to, stays with the slab, since
@@ -914,7 +947,7 @@ impl LocalTable {
         };
         let values = match values {
             ValuesInFlight::Kept(values) => values,
-            ValuesInFlight::Awaited(fetch) => {
+            ValuesInFlight::Awaited(fetch) | ValuesInFlight::Cached(fetch) => {
                 let (values, reserved) = self.parameters.take_slab(fetch).expect("an exchange ends once");
                 retired.extend(reserved);
                 values

@@ -9,7 +9,8 @@
 //! of the pull.
 //!
 //! A pull in the background (a worker's copy is a cache) becomes the front between iterations: the application reads one version
-//! while it computes ([`ParameterMemory::keep_front`]).
+//! while it computes ([`ParameterMemory::keep_front`]). Where the application has the parameters as a slab, the slab is what the
+//! front is elsewhere: such a pull is received beside it, and copied to it while an exchange has it.
 
 use super::layout::Layout;
 use crate::lease::{Lease, Pool};
@@ -108,7 +109,8 @@ enum Target {
     },
     /// It is a slab's memory, and goes back to the application.
     Slab(Divided),
-    /// Blocks go from it to the slab when they are whole: the application may have the slab back before all are (PSP).
+    /// Blocks go from it to the slab when they are whole, or when all are (a pull in the background): the application may have the
+    /// slab back before that.
     Beside {
         back: Option<Divided>,
         partition: Arc<Partition>,
@@ -159,6 +161,7 @@ enum Block {
 /// A slab's parameters while an exchange has them that may end before all blocks are here.
 #[derive(Debug)]
 struct Exchanged {
+    /// Of its pull, or a number of its own where none was asked for.
     id: FetchId,
     values: Buffer,
     dtype: DType,
@@ -169,9 +172,7 @@ struct Exchanged {
 pub(super) struct BesideSlab<'a> {
     /// The iteration that the parameters are for.
     pub(super) clock: Clock,
-    /// The slab's parameters as they are.
-    pub(super) values: Buffer,
-    /// The type of its elements, and how the shards' blocks lie in it.
+    /// The type of the slab's elements, and how the shards' blocks lie in it.
     pub(super) dtype: DType,
     pub(super) partition: &'a Arc<Partition>,
     /// Servers that share memory with this process are told where to put the answer.
@@ -243,30 +244,74 @@ impl ParameterMemory {
         values: Buffer,
         partition: &Arc<Partition>,
     ) -> (FetchId, Option<Place>) {
+        // All of the slab is about to be replaced.
+        self.forget_beside(Fetch::is_ready);
         let place = values.place();
         let values = Divided::new(values, Arc::clone(partition));
         (self.insert(clock, FetchKind::Whole, Target::Slab(values)), place)
     }
 
-    /// Begins a pull whose blocks go to a slab as they come, but never while the application has it. Of blocks that came
-    /// meanwhile `takes` says whether their version will do.
+    /// Takes a slab's parameters for an exchange, and begins a pull whose blocks go there as they come, but never while the
+    /// application has it. Of blocks that came meanwhile `takes` says whether their version will do.
     pub(super) fn begin_beside(
         &mut self,
-        slab: BesideSlab<'_>,
+        mut values: Buffer,
+        beside: BesideSlab<'_>,
         takes: impl Fn(usize, Clock) -> bool,
     ) -> (FetchId, Option<Place>) {
-        let BesideSlab { clock, mut values, dtype, partition, wants_place } = slab;
+        let dtype = beside.dtype;
         // The newest block of a shard stays.
-        self.fetches.iter_mut().for_each(|fetch| fetch.hand_over_kept(&mut values, dtype, &takes));
+        let ParameterMemory { fetches, held, .. } = self;
+        fetches.iter_mut().for_each(|fetch| fetch.hand_over_kept(&mut values, dtype, held, &takes));
         (0..self.fetches.len()).rev().for_each(|index| self.end_beside(index));
-        let is_shared = values.place().is_some();
+        let (id, place) = self.insert_beside(beside, FetchKind::Whole, values.place().is_some());
+        self.exchanged = Some(Exchanged { id, values, dtype });
+        (id, place)
+    }
+
+    /// Takes a slab's parameters for an exchange that may end at once. Pulls in the background that became whole while the application
+    /// had them go there.
+    pub(super) fn hold_slab(&mut self, values: Buffer, dtype: DType) -> FetchId {
+        self.forget_beside(|fetch| fetch.kind != FetchKind::Background);
+        let id = self.next_id();
+        self.exchanged = Some(Exchanged { id, values, dtype });
+        self.let_front_go();
+        id
+    }
+
+    /// Begins a pull in the background for the slab that an exchange has, if one has it.
+    pub(super) fn begin_renewal(&mut self, beside: BesideSlab<'_>) -> (FetchId, Option<Place>) {
+        let is_shared = self.exchanged.as_ref().is_some_and(|slab| slab.values.place().is_some());
+        self.insert_beside(beside, FetchKind::Background, is_shared)
+    }
+
+    /// The type of the elements of the slab that an exchange has which may end early.
+    pub(super) fn exchanged_type(&self) -> Option<DType> {
+        self.exchanged.as_ref().map(|slab| slab.dtype)
+    }
+
+    fn insert_beside(
+        &mut self,
+        beside: BesideSlab<'_>,
+        kind: FetchKind,
+        is_shared: bool,
+    ) -> (FetchId, Option<Place>) {
+        let BesideSlab { clock, dtype, partition, wants_place } = beside;
         let back = (wants_place && is_shared && self.has_room_to_tell()).then(|| self.take());
         let place = back.as_ref().and_then(Buffer::place);
         let back = back.map(|back| Divided::new(back, Arc::clone(partition)));
         let (partition, is_told) = (Arc::clone(partition), place.is_some());
-        let id = self.insert(clock, FetchKind::Whole, Target::Beside { back, partition, dtype, is_told });
-        self.exchanged = Some(Exchanged { id, values, dtype });
-        (id, place)
+        (self.insert(clock, kind, Target::Beside { back, partition, dtype, is_told }), place)
+    }
+
+    /// What has arrived of pulls beside a slab is not wanted any more.
+    fn forget_beside(&mut self, which: impl Fn(&Fetch) -> bool) {
+        for index in (0..self.fetches.len()).rev() {
+            if which(&self.fetches[index]) {
+                self.fetches[index].drop_kept();
+                self.end_beside(index);
+            }
+        }
     }
 
     fn has_room_to_tell(&self) -> bool {
@@ -274,11 +319,16 @@ impl ParameterMemory {
     }
 
     fn insert(&mut self, clock: Clock, kind: FetchKind, target: Target) -> FetchId {
-        let id = FetchId(self.next_fetch);
-        self.next_fetch += 1;
+        let id = self.next_id();
         let shards = self.held.len();
         let (blocks, versions) = (vec![Block::Waiting; shards], vec![0; shards]);
         self.fetches.push(Fetch { id, clock, kind, target, blocks, versions });
+        id
+    }
+
+    fn next_id(&mut self) -> FetchId {
+        let id = FetchId(self.next_fetch);
+        self.next_fetch += 1;
         id
     }
 
@@ -328,7 +378,7 @@ impl ParameterMemory {
     ) {
         let Some(index) = self.index_of(id) else { return };
         self.fetches[index].versions[shard] = version;
-        if matches!(self.fetches[index].target, Target::Beside { .. }) {
+        if self.fetches[index].is_beside() && self.fetches[index].kind != FetchKind::Background {
             return self.arrived_beside(index, shard, version);
         }
         self.arrivals += 1;
@@ -340,14 +390,13 @@ impl ParameterMemory {
         }
     }
 
-    /// The same for a pull beside a slab: the block goes there, unless the application has it.
+    /// The same for a partial pull beside a slab: the block goes there, unless the application has it.
     fn arrived_beside(&mut self, index: usize, shard: usize, version: Clock) {
         let is_given_back = self.front.is_some();
         let fetch = &mut self.fetches[index];
         fetch.blocks[shard] = if is_given_back { Block::Settled } else { Block::Kept { version } };
         if let Some(Exchanged { values, dtype, .. }) = &mut self.exchanged {
-            fetch.hand_over_kept(values, *dtype, &|_, _| true);
-            self.held[shard].version = self.held[shard].version.max(version);
+            fetch.hand_over_kept(values, *dtype, &mut self.held, &|_, _| true);
         }
         self.end_beside(index);
     }
@@ -396,9 +445,18 @@ impl ParameterMemory {
     /// The application does not compute on the front any more.
     pub(super) fn let_front_go(&mut self) {
         self.is_kept = false;
-        while let Some(index) = self.fetches.iter().position(|fetch| fetch.is_ready()) {
+        while let Some(index) = self.fetches.iter().position(|fetch| self.is_due(fetch)) {
             self.publish(index);
         }
+    }
+
+    /// Whether a pull in the background is whole, and the application does not have what it goes to.
+    fn is_due(&self, fetch: &Fetch) -> bool {
+        let is_with_application = || {
+            let is_in_place = self.fetches.iter().any(|fetch| matches!(fetch.target, Target::Slab(_)));
+            self.front.is_none() && self.exchanged.is_none() && !is_in_place
+        };
+        fetch.is_ready() && !self.is_kept && !(fetch.is_beside() && is_with_application())
     }
 
     /// Whether the front may be used for an iteration: each of its blocks lacks at most `bound` rounds, or answers a pull that
@@ -429,10 +487,16 @@ impl ParameterMemory {
     /// What has arrived of a pull becomes the front; the rest of the front stays as it is. The pull ends if nothing more is
     /// to come.
     fn publish(&mut self, index: usize) {
-        if self.is_kept && self.fetches[index].is_ready() {
+        let fetch = &self.fetches[index];
+        if fetch.is_ready() && !self.is_due(fetch) {
             return;
         }
-        let newer = self.note_held(index);
+        if fetch.is_ready() && fetch.is_beside() {
+            return self.publish_beside(index);
+        }
+        // The application took the parameters as a slab since: they stay as they are.
+        let is_lost = matches!(fetch.target, Target::Front { .. }) && self.front.is_none();
+        let newer = if is_lost { vec![false; self.held.len()] } else { self.note_held(index) };
         let fetch = &mut self.fetches[index];
         let is_over = fetch.waiting() == 0;
         let Target::Front { back, is_told } = &mut fetch.target else {
@@ -460,6 +524,26 @@ impl ParameterMemory {
         }
     }
 
+    /// The same for a pull in the background beside a slab, all of which is here. One that is of no use to the slab any more is
+    /// forgotten: the slab was given back, or has elements of another type.
+    fn publish_beside(&mut self, index: usize) {
+        let fetch = &self.fetches[index];
+        let fits =
+            |slab: &Exchanged| matches!(fetch.target, Target::Beside { dtype, .. } if dtype == slab.dtype);
+        if self.exchanged.as_ref().is_some_and(fits) {
+            let newer = self.note_held(index);
+            if let Target::Beside { back: Some(back), .. } = &self.fetches[index].target
+                && let Some(Exchanged { values, .. }) = &mut self.exchanged
+            {
+                for shard in (0..newer.len()).filter(|&shard| newer[shard]) {
+                    copy_region(&back.lend(shard).expect("nobody receives a block that is whole"), values);
+                }
+            }
+        }
+        self.fetches[index].drop_kept();
+        self.end_beside(index);
+    }
+
     /// Notes the blocks that have arrived. For each shard, whether the application is to have this one from now on: a pull that was
     /// answered later may have been sent earlier, and an answer that was sent earlier may come later.
     fn note_held(&mut self, index: usize) -> Vec<bool> {
@@ -469,12 +553,12 @@ impl ParameterMemory {
         let note = |((block, &version), held): ((&mut Block, &Clock), &mut Held)| {
             let Block::Arrived { at } = *block else { return false };
             *block = Block::Settled;
-            let is_newer = at > held.at && (version >= held.version || asked > held.asked);
+            let is_newer = (version, at) > (held.version, held.at);
             if is_newer {
-                // What is at least as new as an answer may be used where that may.
-                let asked = if version >= held.version { asked.max(held.asked) } else { asked };
-                *held = Held { at, version, asked };
+                (held.version, held.at) = (version, at);
             }
+            // What stays is at least as new as the other one, and may be used where that may.
+            held.asked = held.asked.max(asked);
             is_newer
         };
         blocks.map(note).collect()
@@ -524,10 +608,7 @@ impl ParameterMemory {
 
     /// What a slab brings back becomes the front.
     pub(super) fn return_slab(&mut self, values: Buffer) {
-        for index in (0..self.fetches.len()).rev() {
-            self.fetches[index].drop_kept();
-            self.end_beside(index);
-        }
+        self.forget_beside(|_| true);
         self.held.iter_mut().for_each(|held| held.at = self.arrivals);
         self.front = Some(self.pool.lend(values));
     }
@@ -597,9 +678,9 @@ impl ParameterMemory {
             return Err(format!("{slabs} slabs are exchanged, and a front is {}", self.front.is_some()));
         }
         let may_wait = |fetch: &Fetch| {
+            let is_ready = fetch.is_ready();
             matches!(fetch.target, Target::Slab(_))
-                || fetch.has_kept()
-                || self.is_kept && fetch.kind == FetchKind::Background
+                || if is_ready { !self.is_due(fetch) } else { fetch.has_kept() }
         };
         let is_done = |fetch: &&Fetch| fetch.waiting() == 0 && !may_wait(fetch);
         match self.fetches.iter().find(is_done) {
@@ -633,23 +714,45 @@ impl Fetch {
         matches!(self.target, Target::Front { is_told: true, .. } | Target::Beside { is_told: true, .. })
     }
 
+    /// Whether its blocks go to a slab.
+    fn is_beside(&self) -> bool {
+        matches!(self.target, Target::Beside { .. })
+    }
+
+    /// Whether blocks that have arrived beside a slab are to go there.
     fn has_kept(&self) -> bool {
-        self.blocks.iter().any(|block| matches!(block, Block::Kept { .. }))
+        self.blocks.iter().any(|block| self.keeps(block))
+    }
+
+    fn keeps(&self, block: &Block) -> bool {
+        self.is_beside() && matches!(block, Block::Kept { .. } | Block::Arrived { .. })
     }
 
     fn drop_kept(&mut self) {
-        let kept = self.blocks.iter_mut().filter(|block| matches!(block, Block::Kept { .. }));
-        kept.for_each(|block| *block = Block::Settled);
+        for shard in 0..self.blocks.len() {
+            if self.keeps(&self.blocks[shard]) {
+                self.blocks[shard] = Block::Settled;
+            }
+        }
     }
 
-    /// Copies the blocks that were kept to a slab with elements of this type, if their versions are taken.
-    fn hand_over_kept(&mut self, slab: &mut Buffer, of: DType, takes: &impl Fn(usize, Clock) -> bool) {
+    /// Copies the blocks that were kept to a slab with elements of this type, if they are not older than what is there and their
+    /// versions are taken.
+    fn hand_over_kept(
+        &mut self,
+        slab: &mut Buffer,
+        of: DType,
+        held: &mut [Held],
+        takes: &impl Fn(usize, Clock) -> bool,
+    ) {
         let Target::Beside { back: Some(back), dtype, .. } = &self.target else { return self.drop_kept() };
         for (shard, block) in self.blocks.iter().enumerate() {
             if let Block::Kept { version } = *block
                 && *dtype == of
+                && version >= held[shard].version
                 && takes(shard, version)
             {
+                held[shard].version = version;
                 copy_region(&back.lend(shard).expect("nobody receives a block that is whole"), slab);
             }
         }
@@ -813,6 +916,69 @@ mod tests {
         assert!(memory.is_fresh(6, Some(0)) && memory.is_fresh(5, None) && !memory.is_fresh(9, None));
     }
 
+    /// A block of the pull that is waited for came before an older block, whose pull was whole first.
+    #[test]
+    fn the_answer_that_is_waited_for_counts_whatever_came_between_its_blocks() {
+        for is_slab in [false, true] {
+            let mut memory = memory();
+            let values = is_slab.then(|| memory.lend_slab().expect("it is not lent"));
+            let slab = values.map(|values| memory.hold_slab(values, DType::F32));
+            let [early, late] = [2, 5].map(|clock| begin_background(&mut memory, clock));
+            arrive_at(&mut memory, late, 0, 4);
+            (0..2).for_each(|shard| arrive_at(&mut memory, early, shard, 3));
+            assert!(!memory.is_fresh(5, None));
+            arrive_at(&mut memory, late, 1, 4);
+            assert!(memory.is_fresh(5, None) && memory.version() == 4, "{is_slab}");
+            let values = match slab {
+                Some(slab) => memory.take_slab(slab).expect("it is there").0.as_slice().to_vec(),
+                None => memory.values().to_vec(),
+            };
+            assert_eq!(values, [4.0; ELEMENTS]);
+        }
+    }
+
+    /// A pull in the background, of the slab where one is exchanged.
+    fn begin_background(memory: &mut ParameterMemory, clock: Clock) -> FetchId {
+        let partition = &Arc::clone(&memory.partition);
+        match memory.exchanged_type() {
+            Some(dtype) => memory.begin_renewal(BesideSlab { clock, dtype, partition, wants_place: true }).0,
+            None => memory.begin(FetchOptions { clock, kind: FetchKind::Background, wants_place: true }).0,
+        }
+    }
+
+    #[test]
+    fn a_pull_in_the_background_goes_to_a_slab_when_an_exchange_has_it() {
+        let mut memory = memory();
+        let values = memory.lend_slab().expect("it is not lent");
+        let first = memory.hold_slab(values, DType::F32);
+        let fetch = begin_background(&mut memory, 1);
+        memory.keep_front();
+        let (values, reserved) = memory.take_slab(first).expect("it is there");
+        assert!(reserved.is_none());
+        (0..2).for_each(|shard| arrive_at(&mut memory, fetch, shard, 1));
+        memory.let_front_go();
+        assert_eq!(
+            (values.as_slice(), memory.version()),
+            (&[0.0; ELEMENTS][..], 0),
+            "the application has it"
+        );
+        let second = memory.hold_slab(values, DType::F32);
+        assert_eq!((memory.version(), memory.is_fetching(), memory.check()), (1, false, Ok(())));
+        let fetch = begin_background(&mut memory, 2);
+        arrive_at(&mut memory, fetch, 0, 2);
+        let (values, _) = memory.take_slab(second).expect("it is there");
+        assert_eq!(values.as_slice(), [1.0; ELEMENTS], "half of an answer is not shown");
+        // The slab is given back, and the rest is of no use.
+        memory.return_slab(values);
+        arrive_at(&mut memory, fetch, 1, 2);
+        assert_eq!((memory.values(), memory.version(), memory.waiting()), (&[1.0; ELEMENTS][..], 1, 0));
+        // What was begun for the front is of no use to a slab.
+        let fetch = begin_background(&mut memory, 3);
+        let values = memory.lend_slab().expect("it is not lent");
+        (0..2).for_each(|shard| arrive_at(&mut memory, fetch, shard, 3));
+        assert_eq!((values.as_slice(), memory.version()), (&[1.0; ELEMENTS][..], 1));
+    }
+
     #[test]
     fn a_block_that_will_not_come_stays_as_it_was() {
         let mut memory = memory();
@@ -955,8 +1121,8 @@ mod tests {
     /// An exchange for an iteration, beside the slab; versions from this iteration on are taken.
     fn begin_beside(memory: &mut ParameterMemory, clock: Clock, values: Buffer) -> FetchId {
         let partition = &Arc::clone(&memory.partition);
-        let slab = BesideSlab { clock, values, dtype: DType::F32, partition, wants_place: true };
-        memory.begin_beside(slab, |_, version| version >= clock).0
+        let beside = BesideSlab { clock, dtype: DType::F32, partition, wants_place: true };
+        memory.begin_beside(values, beside, |_, version| version >= clock).0
     }
 
     fn arrive_as(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, version: Clock) {

@@ -7,6 +7,7 @@ use super::memory::FetchId;
 use super::missing::Missing;
 use super::partial_pull::BlockId;
 use super::scheduler::Scheduler;
+use super::ticket::Claim;
 use super::{Ticket, WorkerError};
 use crate::consistency::PartialPull;
 use crate::landing::Landing;
@@ -33,6 +34,8 @@ pub(super) struct Request {
     reply_place: Option<Place>,
     /// When the worker may go on without its answer (PSP).
     partial: Option<PartialPull>,
+    /// The worker may go on without its end once the table's copy is fresh enough (SSP's cache).
+    takes_copy: bool,
     /// Its pull waits for the scheduler (without overlap).
     waits_for_scheduler: bool,
     /// Chunks, or rows, of the answer that are here.
@@ -89,6 +92,8 @@ pub(super) struct TablePush {
     pub(super) table: usize,
     pub(super) gradient: Outgoing,
     pub(super) asks: Asks,
+    /// The application need not wait for its end once the table's copy is fresh enough.
+    pub(super) takes_copy: bool,
 }
 
 /// What is asked for with a push.
@@ -177,6 +182,7 @@ impl Request {
             dtype,
             reply_place,
             partial: None,
+            takes_copy: false,
             waits_for_scheduler,
             received,
             version,
@@ -189,6 +195,11 @@ impl Request {
     /// The worker may go on without its answer by this rule, or not at all.
     pub(super) fn with_partial(self, partial: Option<PartialPull>) -> Request {
         Request { partial, ..self }
+    }
+
+    /// The worker may go on without its end once the table's copy is fresh enough, or not.
+    pub(super) fn with_copy(self, takes_copy: bool) -> Request {
+        Request { takes_copy, ..self }
     }
 
     /// Its answer is a part of a pull of the whole table.
@@ -244,6 +255,20 @@ impl Request {
     /// Whether the worker may go on without its answer.
     pub(super) fn is_partial(&self) -> bool {
         self.partial.is_some()
+    }
+
+    /// Whether the worker may go on without its end once the table's copy is fresh enough.
+    pub(super) fn takes_copy(&self) -> bool {
+        self.takes_copy
+    }
+
+    /// How its ticket waits for it.
+    pub(super) fn claim(&self) -> Claim {
+        match (self.takes_copy, self.is_partial()) {
+            (true, _) => Claim::Copied,
+            (false, true) => Claim::Loose,
+            (false, false) => Claim::Firm,
+        }
     }
 
     /// The block that it is to bring, and when the worker may go on without it, if it may.

@@ -104,11 +104,11 @@ impl Requests {
         self.slots.iter().filter_map(|slot| slot.filed.as_ref()).map(|filed| &filed.request)
     }
 
-    /// The application goes on without the end of a ticket's requests.
+    /// The application goes on without the end of those requests of a ticket for which a copy would do.
     pub(super) fn leave_behind(&mut self, ticket: Ticket) {
         let filed = self.slots.iter_mut().filter_map(|slot| slot.filed.as_mut());
-        let its = filed.map(|filed| &mut filed.request).filter(|request| request.ticket() == ticket);
-        its.for_each(Request::leave_behind);
+        let is_its = |request: &&mut Request| request.ticket() == ticket && request.takes_copy();
+        filed.map(|filed| &mut filed.request).filter(is_its).for_each(Request::leave_behind);
     }
 
     /// Whether servers lack pushes that the application does not wait for any more.

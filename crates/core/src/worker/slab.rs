@@ -83,6 +83,8 @@ pub(super) enum GradientInFlight {
 pub(super) enum ValuesInFlight {
     /// The answer is received there.
     Awaited(FetchId),
+    /// A copy that is fresh enough will do. Answers are received beside it.
+    Cached(FetchId),
     /// No answer was asked for.
     Kept(Buffer),
 }
@@ -241,8 +243,13 @@ impl SlabInFlight {
         };
         let values = match &self.values {
             ValuesInFlight::Kept(buffer) => buffer.memory_bytes(),
-            ValuesInFlight::Awaited(_) => 0,
+            ValuesInFlight::Awaited(_) | ValuesInFlight::Cached(_) => 0,
         };
         gradient + values
+    }
+
+    /// Whether it need not wait for an answer once its values are fresh enough.
+    pub(super) fn takes_copy(&self) -> bool {
+        matches!(self.values, ValuesInFlight::Cached(_))
     }
 }

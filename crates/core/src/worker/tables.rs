@@ -112,6 +112,11 @@ impl Tables {
         Ok(overlap)
     }
 
+    /// Exchanges of all tables wait for their answers from now on, whatever the consistency model.
+    pub(super) fn wait_for_exchanges(&mut self) {
+        self.tables.iter_mut().for_each(LocalTable::wait_for_exchanges);
+    }
+
     /// Indices of the tables whose [`Plan::valid_from`] this plan changes.
     pub(super) fn changed_frames(&self, plan: &Plan) -> Vec<usize> {
         let is_changed =

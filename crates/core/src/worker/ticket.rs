@@ -49,7 +49,7 @@ pub(super) struct Pending {
     partial: Option<Clock>,
     /// The iteration that the application computes on what it brings.
     reads: Option<Clock>,
-    /// A copy that is fresh enough for that iteration will do, whoever brought it.
+    /// Of some tables a copy that is fresh enough for that iteration will do, whoever brought it.
     takes_copy: bool,
     /// How long the application waited for it, before the wait at hand.
     waited: Duration,
@@ -71,21 +71,37 @@ pub(super) struct Outstanding {
     pub(super) answers: usize,
 }
 
-/// The same by whether a ticket waits for them whatever happens (firm), or until the worker may go on (loose).
+/// How a ticket waits for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// Whatever happens.
+    Firm,
+    /// Until the worker may go on without it (PSP).
+    Loose,
+    /// Until the table's copy is fresh enough, whoever brought it (SSP's cache).
+    Copied,
+}
+
+/// What a ticket still waits for, by how it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Expected {
     pub(super) firm: Outstanding,
     pub(super) loose: Outstanding,
+    pub(super) copied: Outstanding,
 }
 
 impl Expected {
-    pub(super) fn of(&mut self, is_loose: bool) -> &mut Outstanding {
-        if is_loose { &mut self.loose } else { &mut self.firm }
+    pub(super) fn of(&mut self, claim: Claim) -> &mut Outstanding {
+        match claim {
+            Claim::Firm => &mut self.firm,
+            Claim::Loose => &mut self.loose,
+            Claim::Copied => &mut self.copied,
+        }
     }
 
     /// Adds what is to come of a request.
     pub(super) fn add(&mut self, request: &Request) {
-        let outstanding = self.of(request.is_partial());
+        let outstanding = self.of(request.claim());
         outstanding.acks += usize::from(request.wants_ack());
         outstanding.answers += usize::from(request.wants_params());
     }
@@ -157,7 +173,7 @@ impl Pending {
 
     /// It waits for so many acknowledgements and answers.
     pub(super) fn expecting(self, acks: usize, answers: usize) -> Pending {
-        self.expecting_each(Expected { firm: Outstanding { acks, answers }, loose: Outstanding::default() })
+        self.expecting_each(Expected { firm: Outstanding { acks, answers }, ..Expected::default() })
     }
 
     /// The same, and for others as long as the worker may not go on.
@@ -184,7 +200,7 @@ impl Pending {
         self
     }
 
-    /// It need not wait for its own answers once the table's copy is fresh enough for the iteration that it is for.
+    /// It need not wait for its own answers once the copies of its tables are fresh enough for the iteration that it is for.
     pub(super) fn with_copy(mut self, takes_copy: bool) -> Pending {
         self.takes_copy = takes_copy;
         self
@@ -222,17 +238,29 @@ impl Pending {
         self.waited += self.waits_since.take().map_or(Duration::ZERO, |since| now.since(since));
     }
 
-    /// One more answer is to come.
-    pub(super) fn expect_answer(&mut self) {
-        self.expected.firm.answers += 1;
+    /// One more answer is to come, for which a copy will do.
+    pub(super) fn expect_copy(&mut self) {
+        self.expected.copied.answers += 1;
     }
 
     /// The table that it is about, where it is about one.
-    pub(super) fn table(&self) -> Option<usize> {
+    fn table(&self) -> Option<usize> {
         match self.kind {
             TicketKind::Push { table, .. } | TicketKind::Pull { table, .. } => Some(table),
             _ => None,
         }
+    }
+
+    /// The tables that it is about.
+    pub(super) fn tables(&self) -> impl Iterator<Item = usize> {
+        let slabs = self.slabs.iter().map(|slab| slab.table.0 as usize);
+        self.table().into_iter().chain(slabs)
+    }
+
+    /// Those of them of which a copy will do.
+    pub(super) fn copied_tables(&self) -> impl Iterator<Item = usize> {
+        let slabs = self.slabs.iter().filter(|slab| slab.takes_copy()).map(|slab| slab.table.0 as usize);
+        self.table().filter(|_| self.takes_copy).into_iter().chain(slabs)
     }
 
     /// The slabs that its exchange has.
@@ -272,18 +300,23 @@ impl Pending {
         self.expected.firm != Outstanding::default()
     }
 
+    /// Whether it has to wait for some of that until the worker may go on without it.
+    pub(super) fn is_loosely_open(&self) -> bool {
+        self.expected.loose != Outstanding::default()
+    }
+
     /// Whether some of that is more than an acknowledgement.
     pub(super) fn awaits_answers(&self) -> bool {
         self.expected.firm.answers + self.expected.loose.answers > 0 || self.takes_copy
     }
 
-    pub(super) fn acknowledged(&mut self, is_loose: bool) {
-        let acks = &mut self.expected.of(is_loose).acks;
+    pub(super) fn acknowledged(&mut self, claim: Claim) {
+        let acks = &mut self.expected.of(claim).acks;
         *acks = acks.saturating_sub(1);
     }
 
-    pub(super) fn answered(&mut self, is_loose: bool) {
-        let answers = &mut self.expected.of(is_loose).answers;
+    pub(super) fn answered(&mut self, claim: Claim) {
+        let answers = &mut self.expected.of(claim).answers;
         *answers = answers.saturating_sub(1);
     }
 
@@ -377,7 +410,7 @@ impl Tickets {
         for ticket in std::mem::take(&mut self.statuses) {
             if let Some(pending) = self.pending.get_mut(&ticket) {
                 pending.status = Some(status.clone());
-                pending.answered(false);
+                pending.answered(Claim::Firm);
             }
         }
     }
@@ -401,7 +434,7 @@ impl Tickets {
         for ticket in std::mem::take(&mut self.policies) {
             if let Some(pending) = self.pending.get_mut(&ticket) {
                 pending.policies = Some(Box::new(policies.clone()));
-                pending.answered(false);
+                pending.answered(Claim::Firm);
             }
         }
     }
@@ -423,7 +456,7 @@ impl Tickets {
     }
 
     pub(super) fn answered(&mut self, ticket: Ticket) {
-        self.get_mut(ticket).into_iter().for_each(|pending| pending.answered(false));
+        self.get_mut(ticket).into_iter().for_each(|pending| pending.answered(Claim::Firm));
     }
 
     /// A ticket that waits for so many acknowledgements and answers, if it was not given up.
@@ -439,7 +472,7 @@ impl Tickets {
         }
     }
 
-    /// Tickets of a table for which a copy will do, and that the application has not gone on from.
+    /// Tickets for which copies will do, and that the application has not gone on from.
     pub(super) fn awaiting_copies(&self) -> impl Iterator<Item = (Ticket, &Pending)> {
         let open = self.pending.iter().filter(|(_, pending)| pending.takes_copy && !pending.is_over);
         open.map(|(ticket, pending)| (*ticket, &**pending))
@@ -484,9 +517,9 @@ impl Tickets {
     }
 
     /// A shard has acknowledged a request of a ticket.
-    pub(super) fn acknowledged(&mut self, ticket: Ticket, from: ShardId, now: Time, is_loose: bool) {
+    pub(super) fn acknowledged(&mut self, ticket: Ticket, from: ShardId, now: Time, claim: Claim) {
         self.arrived(ticket, from, now, None);
-        self.get_mut(ticket).into_iter().for_each(|pending| pending.acknowledged(is_loose));
+        self.get_mut(ticket).into_iter().for_each(|pending| pending.acknowledged(claim));
     }
 
     /// A shard has answered a request of a ticket, or acknowledged it.
@@ -550,8 +583,8 @@ mod tests {
     use super::*;
     use crate::status::JobSize;
 
-    const NOTHING: Expected =
-        Expected { firm: Outstanding { acks: 0, answers: 0 }, loose: Outstanding { acks: 0, answers: 0 } };
+    const NONE: Outstanding = Outstanding { acks: 0, answers: 0 };
+    const NOTHING: Expected = Expected { firm: NONE, loose: NONE, copied: NONE };
 
     fn push() -> Pending {
         Pending::new(TicketKind::Push { table: 0, clock: 3 }, Time(5))
@@ -565,7 +598,7 @@ mod tests {
         assert_eq!(tickets.open_ones().next(), Some(first));
         tickets.answered(first);
         assert_eq!(tickets.open_ones().next(), Some(first));
-        tickets.get_mut(first).unwrap().acknowledged(false);
+        tickets.get_mut(first).unwrap().acknowledged(Claim::Firm);
         assert_eq!(
             (tickets.open_ones().next(), tickets.get(first).unwrap().is_open()),
             (Some(second), false)

@@ -389,22 +389,24 @@ impl Traffic {
                 (Some(slab), sent) => {
                     let wish = local.wish_after(clock, part.is_held);
                     let (gradient, slab, asks) = local.begin_exchange(slab, sent, clock, wish);
-                    pushes.push(TablePush { table, gradient, asks });
+                    let takes_copy = slab.takes_copy();
+                    pushes.push(TablePush { table, gradient, asks, takes_copy });
                     in_flight.push(slab);
                 }
                 (None, Sent::Made(gradient)) => {
                     let fetch_kind = local.fetch_kind();
                     let wants = *kind == SubmissionKind::Push { want_params: true };
                     if wants {
-                        pending = pending.read_by(clock + 1).with_copy(fetch_kind == FetchKind::Background);
+                        pending = pending.read_by(clock + 1);
                     }
+                    let takes_copy = wants && fetch_kind == FetchKind::Background;
                     let wish = if wants { local.wish_after(clock, part.is_held) } else { Wish::Nothing };
                     let asks = match wish {
                         Wish::Nothing => Asks::Nothing,
                         Wish::Leave => Asks::Leave,
                         Wish::Parameters => Asks::Parameters(local.begin_pull(clock + 1, fetch_kind)),
                     };
-                    pushes.push(TablePush { table, gradient, asks });
+                    pushes.push(TablePush { table, gradient, asks, takes_copy });
                 }
                 // Only a slab has memory that frames are sent from.
                 (None, Sent::InPlace(_)) => {}
@@ -412,7 +414,9 @@ impl Traffic {
         }
         let replicated = |push: &TablePush| self.tables[push.table].is_broadcast().then_some(push.table);
         let replicated: Vec<usize> = pushes.iter().filter_map(replicated).collect();
-        let ticket = self.submit(session, now, pending.with_slabs(in_flight), clock, pushes);
+        let takes_copy = pushes.iter().any(|push| push.takes_copy);
+        let pending = pending.with_copy(takes_copy).with_slabs(in_flight);
+        let ticket = self.submit(session, now, pending, clock, pushes);
         replicated.into_iter().for_each(|table| self.answer_at_once(now, table));
         Ok(ticket)
     }
@@ -429,7 +433,7 @@ impl Traffic {
     ) -> Ticket {
         let ticket = self.tickets.reserve();
         let mut expected = Expected::default();
-        for TablePush { table, gradient, asks } in pushes {
+        for TablePush { table, gradient, asks, takes_copy } in pushes {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
             let reply = asks.reply();
             self.reporter.note_pull(reply.is_some());
@@ -443,7 +447,8 @@ impl Traffic {
                     want_params: reply.is_some(),
                 };
                 let request = Request::new(shard, table, clock, ticket, kind).with_reply(reply);
-                let request = request.with_partial(self.tables[table].partial_pull(shard));
+                let request =
+                    request.with_partial(self.tables[table].partial_pull(shard)).with_copy(takes_copy);
                 expected.add(&request);
                 self.request(session, now, request);
                 if matches!(asks, Asks::Leave) {
@@ -617,9 +622,9 @@ impl Traffic {
 
     pub(super) fn take_acknowledgement(&mut self, session: &mut Session, now: Time, from: ShardId, id: u64) {
         let Some(request) = self.request_to(from, id) else { return };
-        let (ticket, is_partial) = (request.ticket(), request.is_partial());
+        let (ticket, claim) = (request.ticket(), request.claim());
         let Some(acknowledged) = self.requests.acknowledge(id) else { return };
-        self.tickets.acknowledged(ticket, from, now, is_partial);
+        self.tickets.acknowledged(ticket, from, now, claim);
         if acknowledged.is_settled {
             self.requests.remove(id);
         } else if self.requests.get(id).is_some_and(Request::waits_for_scheduler) {
@@ -705,7 +710,7 @@ impl Traffic {
         let (shard, ticket, table, fetch) =
             (request.shard(), request.ticket(), request.table(), request.fetch());
         let (is_partial, iteration, block) = (request.is_partial(), request.iteration(), request.block());
-        let (version, clock) = (version.min(request.version()), request.clock());
+        let (version, clock, claim) = (version.min(request.version()), request.clock(), request.claim());
         if let Some(error) = taken.as_ref().err().filter(|_| request.is_left_behind()) {
             self.copies().tell_late(table, clock, error.clone());
         }
@@ -721,7 +726,7 @@ impl Traffic {
         }
         match (self.tickets.get_mut(ticket), taken) {
             (Some(pending), Err(error)) => pending.fail(error),
-            (Some(pending), Ok(())) => pending.answered(is_partial),
+            (Some(pending), Ok(())) => pending.answered(claim),
             (None, _) => {}
         }
         let Some(fetch) = fetch else { return };
@@ -948,12 +953,16 @@ impl Traffic {
         if let Some(error) = copies::unheard(&self.tables, pending) {
             return Some(Err(error.clone()));
         }
-        if let Some((clock, table)) = pending.copy_for().zip(pending.table()).filter(|_| !pending.is_over()) {
-            return (has_room && self.tables[table].is_fresh(clock)).then_some(Ok(()));
+        let is_partly_here = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock));
+        if let Some(clock) = pending.copy_for().filter(|_| !pending.is_over()) {
+            // Other tables of an exchange may be without a cache.
+            let lacks_others = pending.is_firmly_open() || pending.is_loosely_open() && !is_partly_here;
+            let mut copies = pending.copied_tables();
+            let may_go_on =
+                has_room && !lacks_others && copies.all(|table| self.tables[table].is_fresh(clock));
+            return may_go_on.then_some(Ok(()));
         }
-        let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock))
-            && !pending.is_firmly_open()
-            && has_room;
+        let may_go_on = is_partly_here && !pending.is_firmly_open() && has_room;
         (may_go_on || pending.is_over() || !pending.is_open()).then_some(Ok(()))
     }
 
@@ -979,17 +988,14 @@ impl Traffic {
         let needed = self.copies().needed();
         for Needed { ticket, clock, table: index } in needed {
             let local = &mut self.tables[index];
-            let reply = local.begin_pull(clock, FetchKind::Background);
+            let reply = local.renew(clock);
             let shards: Vec<ShardId> = local.layout().shards().collect();
             self.reporter.note_pull(true);
             for shard in shards {
-                self.tickets.get_mut(ticket).into_iter().for_each(Pending::expect_answer);
+                self.tickets.get_mut(ticket).into_iter().for_each(Pending::expect_copy);
                 let kind = RequestKind::Pull { rows: None, now: false };
-                self.request(
-                    session,
-                    now,
-                    Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)),
-                );
+                let request = Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply));
+                self.request(session, now, request.with_copy(true));
             }
         }
     }
@@ -1015,8 +1021,12 @@ impl Traffic {
         let waits_for = pending.kind().sentence(|table| self.tables[table].name());
         let is_start = self.tickets.start() == Some(ticket);
         let mut sentence = session.explain(now.since(pending.since()), waits_for, is_start);
-        if let Some((clock, table)) = pending.copy_for().zip(pending.table()) {
-            sentence += &format!("; {}", self.tables[table].explain_copy(clock));
+        let copy = |clock: Clock| {
+            let mut tables = pending.copied_tables().map(|table| &self.tables[table]);
+            tables.find(|table| !table.is_fresh(clock)).map(|table| table.explain_copy(clock))
+        };
+        if let Some(copy) = pending.copy_for().and_then(copy) {
+            sentence += &format!("; {copy}");
         }
         let silent = self.requests.silent_servers(ticket, session);
         if !silent.is_empty() {
@@ -1033,7 +1043,8 @@ impl Traffic {
 
     /// Whether a share of the parameters is in the slabs of an exchange. Of one that may end early nothing is known before it does.
     pub(super) fn has_share(&self, ticket: Ticket, share: Share) -> bool {
-        if self.tickets.get(ticket).is_some_and(|pending| pending.partial().is_some()) {
+        let may_end_early = |pending: &Pending| pending.partial().is_some() || pending.copy_for().is_some();
+        if self.tickets.get(ticket).is_some_and(may_end_early) {
             return false;
         }
         let mut its = self.requests.values().filter(|request| request.ticket() == ticket);
@@ -1052,6 +1063,7 @@ impl Traffic {
 
     /// Forgets a ticket of an exchange and returns its slabs.
     pub(super) fn redeem_slabs(&mut self, lender: u64, ticket: Ticket) -> Vec<Slab> {
+        self.copies().give_up(ticket);
         let slabs = self.tickets.redeem(ticket).slabs;
         slabs.into_iter().map(|slab| self.end_exchange(lender, slab)).collect()
     }

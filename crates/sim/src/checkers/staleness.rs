@@ -41,8 +41,17 @@ pub struct Staleness {
     asked: BTreeMap<(ShardId, NodeId, TableId, u64), Asked>,
     /// The last iteration for which an answer came, by worker, shard and table.
     answered: BTreeMap<(WorkerId, ShardId, TableId), Clock>,
-    /// The iteration that each worker's process computes, or computed last.
-    computed: BTreeMap<WorkerId, (u64, Clock)>,
+    /// What each worker computes on, or did last.
+    computed: BTreeMap<WorkerId, Reading>,
+}
+
+/// What a worker's process computes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Reading {
+    life: u64,
+    clock: Clock,
+    /// All tables, unless it computes layer by layer.
+    table: Option<TableId>,
 }
 
 /// A request for parameters.
@@ -87,13 +96,13 @@ impl Staleness {
         })
     }
 
-    /// What a worker computes an iteration on is as fresh as it has to be.
-    fn check_copies(&self, worker: WorkerId, player: &Player, clock: Clock) -> Result<(), String> {
-        let dense = (0..).map(TableId).zip(&self.layout.tables).filter(|(_, spec)| !spec.rows);
-        for (table, spec) in dense.filter(|(table, _)| player.reads(*table)) {
-            // The values of a slab are the application's, and an exchange waits for its answer.
-            let values = player.worker().values(table);
-            let Some(version) = player.worker().version(table).filter(|_| !values.is_empty()) else {
+    /// What a worker computes an iteration on is as fresh as it has to be: all tables, or the one whose layer it computes.
+    fn check_copies(&self, worker: WorkerId, player: &Player, reading: Reading) -> Result<(), String> {
+        let clock = reading.clock;
+        let is_read = |(table, _): &(TableId, _)| reading.table.is_none_or(|read| read == *table);
+        let tables = (0..).map(TableId).zip(&self.layout.tables).filter(is_read);
+        for (table, spec) in tables.filter(|(table, spec)| !spec.rows && player.has_renewed(*table)) {
+            let Some((values, version)) = player.values(table).zip(player.worker().version(table)) else {
                 continue;
             };
             let mut most = Some(0);
@@ -252,10 +261,11 @@ impl Checker for Staleness {
         if let (NodeId::Worker(worker), Some(player)) = (node, actor.as_player())
             && !self.switched
             && !self.is_broadcast
-            && let Some(clock) = player.computing()
-            && self.computed.insert(worker, (player.life(), clock)) != Some((player.life(), clock))
+            && let Some((clock, table)) = player.computing()
+            && let reading = (Reading { life: player.life(), clock, table })
+            && self.computed.insert(worker, reading) != Some(reading)
         {
-            self.check_copies(worker, player, clock)?;
+            self.check_copies(worker, player, reading)?;
         }
         Ok(())
     }
