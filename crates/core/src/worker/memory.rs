@@ -469,11 +469,14 @@ impl ParameterMemory {
         let note = |((block, &version), held): ((&mut Block, &Clock), &mut Held)| {
             let Block::Arrived { at } = *block else { return false };
             *block = Block::Settled;
-            let is_newer = at > held.at && (version >= held.version || asked > held.asked);
+            let is_later = at > held.at && (version == held.version || asked > held.asked);
+            let is_newer = version > held.version || is_later;
+            // What is at least as new as an answer may be used where that may.
             if is_newer {
-                // What is at least as new as an answer may be used where that may.
                 let asked = if version >= held.version { asked.max(held.asked) } else { asked };
                 *held = Held { at, version, asked };
+            } else if version <= held.version {
+                held.asked = held.asked.max(asked);
             }
             is_newer
         };
@@ -811,6 +814,22 @@ mod tests {
         let (now, _) = memory.begin(options(9, FetchKind::AtOnce));
         (0..2).for_each(|shard| arrive_at(&mut memory, now, shard, 6));
         assert!(memory.is_fresh(6, Some(0)) && memory.is_fresh(5, None) && !memory.is_fresh(9, None));
+    }
+
+    /// Of two pulls in the background, the blocks of the second come first but for the last one.
+    #[test]
+    fn a_pull_that_is_whole_last_answers_for_its_iteration_whatever_came_meanwhile() {
+        for versions in [[2, 2], [3, 2], [2, 3]] {
+            let mut memory = memory();
+            let options = |clock| FetchOptions { clock, kind: FetchKind::Background, wants_place: true };
+            let ((early, _), (late, _)) = (memory.begin(options(4)), memory.begin(options(6)));
+            arrive_at(&mut memory, late, 0, versions[0]);
+            (0..2).for_each(|shard| arrive_at(&mut memory, early, shard, versions[1]));
+            assert!(memory.is_fresh(4, None) && !memory.is_fresh(6, None));
+            arrive_at(&mut memory, late, 1, 3);
+            assert!(memory.is_fresh(6, None), "{versions:?}");
+            assert_eq!(memory.values()[0], versions[0].max(versions[1]) as f32, "{versions:?}");
+        }
     }
 
     #[test]
