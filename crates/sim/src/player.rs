@@ -205,6 +205,15 @@ enum State {
     Failed(WorkerError),
 }
 
+/// What an application computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Computing {
+    /// The iteration.
+    pub(crate) clock: Clock,
+    /// Where it computes layer by layer: the table whose forward has begun. Else all tables are read from the beginning.
+    pub(crate) layer: Option<TableId>,
+}
+
 /// What a layer is at.
 #[derive(Debug, Clone, Copy)]
 enum Layer {
@@ -296,9 +305,17 @@ impl Player {
         Progress { clock: self.clock(), state: std::mem::discriminant(&self.state), open }
     }
 
-    /// The iteration that it computes.
-    pub(crate) fn computing(&self) -> Option<Clock> {
-        matches!(self.state, State::Computing { .. }).then(|| self.clock())
+    /// What it computes on the parameters that it has.
+    pub(crate) fn computing(&self) -> Option<Computing> {
+        let clock = self.clock();
+        match &self.state {
+            State::Computing { .. } => Some(Computing { clock, layer: None }),
+            State::Layers { done, at: Layer::Computing { .. }, .. } => match self.stage(*done)? {
+                Stage::Forward(table) => Some(Computing { clock, layer: Some(TableId(table as u32)) }),
+                Stage::Backward(_) => None,
+            },
+            _ => None,
+        }
     }
 
     /// Whether it computes on what the worker has of a table: one that goes on while parameters are on their way reads its own copy.

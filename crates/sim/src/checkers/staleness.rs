@@ -10,7 +10,7 @@ use super::policies::Policies;
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::gradient::Gradients;
-use crate::player::Player;
+use crate::player::{Computing, Player};
 use crate::rule::FrameView;
 use crate::scenario::ScenarioError;
 use paramill_core::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
@@ -39,8 +39,8 @@ pub struct Staleness {
     asked: BTreeMap<(ShardId, NodeId, TableId, u64), Asked>,
     /// The last iteration for which an answer came, by worker, shard and table.
     answered: BTreeMap<(WorkerId, ShardId, TableId), Clock>,
-    /// The iteration that each worker's process computes, or computed last.
-    computed: BTreeMap<WorkerId, (u64, Clock)>,
+    /// What each worker's process computes, or computed last.
+    computed: BTreeMap<WorkerId, (u64, Computing)>,
 }
 
 /// A request for parameters.
@@ -82,10 +82,12 @@ impl Staleness {
         })
     }
 
-    /// What a worker computes an iteration on is as fresh as it has to be.
-    fn check_copies(&self, worker: WorkerId, player: &Player, clock: Clock) -> Result<(), String> {
+    /// What a worker computes an iteration, or a layer of it, on is as fresh as it has to be.
+    fn check_copies(&self, worker: WorkerId, player: &Player, computing: Computing) -> Result<(), String> {
+        let Computing { clock, layer } = computing;
         let dense = (0..).map(TableId).zip(&self.layout.tables).filter(|(_, spec)| !spec.rows);
-        for (table, spec) in dense.filter(|(table, _)| player.reads(*table)) {
+        let is_read = |table| player.reads(table) && layer.is_none_or(|layer| layer == table);
+        for (table, spec) in dense.filter(|(table, _)| is_read(*table)) {
             // The values of a slab are the application's, and an exchange waits for its answer.
             let values = player.worker().values(table);
             let Some(version) = player.worker().version(table).filter(|_| !values.is_empty()) else {
@@ -247,10 +249,10 @@ impl Checker for Staleness {
         if let (NodeId::Worker(worker), Some(player)) = (node, actor.as_player())
             && !self.switched
             && !self.is_broadcast
-            && let Some(clock) = player.computing()
-            && self.computed.insert(worker, (player.life(), clock)) != Some((player.life(), clock))
+            && let Some(computing) = player.computing()
+            && self.computed.insert(worker, (player.life(), computing)) != Some((player.life(), computing))
         {
-            self.check_copies(worker, player, clock)?;
+            self.check_copies(worker, player, computing)?;
         }
         Ok(())
     }
