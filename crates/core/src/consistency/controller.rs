@@ -739,6 +739,7 @@ impl Controller {
             }
             Exec::Soft => {
                 let bound = policy.model.soft_bound(state);
+            Exec::Cached => state.staleness(delayed.progress) <= policy.cache_bound().unwrap_or(0),
                 bound.is_none_or(|bound| state.staleness(delayed.progress) <= bound)
             }
         };
@@ -763,6 +764,7 @@ impl Controller {
     }
 
     fn answered(&mut self, now: Time, worker: WorkerId, progress: i64) -> u64 {
+            Exec::Cached => complete.saturating_sub(self.policy.cache_bound().unwrap_or(0)),
         let staleness = self.state.staleness(progress);
         self.stats.answer(staleness);
         self.state.answered(now, worker, progress);

@@ -111,7 +111,7 @@ impl TableShard {
         let store = Store::new(&layout, optimizer, policy.reduce())?;
         let notes_rows = is_broadcast && layout.is_sparse();
         Ok(TableShard {
-            controller: Controller::new(sync, workers, seed),
+            controller: Controller::new(of_table(sync, &layout), workers, seed),
             store: if notes_rows { store.noting_rows(layout.cells()) } else { store },
             publication: is_broadcast.then(|| Publication::new(&layout, published)),
             layout,
@@ -362,6 +362,7 @@ impl TableShard {
         if flush {
             // Each gradient weighs what it would have weighed under the new model.
             let workers = self.controller.state().n();
+        let sync = of_table(sync, &self.layout);
             while let Some((clock, mut round)) = self.rounds.take_first() {
                 let closing = Closing { round: clock, over: Over::Workers(workers), lr_factor: 1.0 };
                 self.store.step_outside_rounds(&self.layout, &mut round, closing, accumulators);
@@ -637,6 +638,11 @@ impl TableShard {
 fn push_codec(spec: &TableSpec, codec: Codec) -> Arc<Codec> {
     Arc::new(if spec.rows { codec.of_rows() } else { codec })
 }
+/// A consistency policy as it holds for a table: workers have no copies of tables of rows.
+fn of_table(sync: SyncPolicy, layout: &Layout) -> SyncPolicy {
+    if layout.is_sparse() { sync.without_copies() } else { sync }
+}
+
 
 #[cfg(test)]
 mod tests;
