@@ -14,6 +14,8 @@ const POLICIES: &[&str] = &[
     "ssp:s=0",
     "ssp:s=2",
     "ssp:s=2,exec=soft",
+    "ssp:s=2,exec=lazy",
+    "ssp:s=2,cache=off",
     "dsps:min=1,max=4",
     "dsps:min=0,max=3,exec=soft",
     "drop:n=2",
@@ -393,13 +395,16 @@ proptest! {
 const TABLE_III: &[(&str, &str)] = &[
     ("bsp", "when:pull=progress < v_train,step=round"),
     ("asp", "when:pull=true"),
-    ("ssp:s=2", "when:pull=progress < v_train + 2"),
-    ("dsps:min=1,max=8", "when:pull=gap < 1 + floor(7 * imbalance + 0.5)"),
+    ("ssp:s=2,cache=off", "when:pull=progress < v_train + 2"),
+    ("dsps:min=1,max=8,cache=off", "when:pull=gap < 1 + floor(7 * imbalance + 0.5)"),
     ("drop:n=3", "when:pull=progress < v_train,push=count >= 3,step=round"),
     ("drop:n=2,late=apply", "when:pull=progress < v_train,push=count >= 2,step=round,late=apply"),
-    ("pssp:s=1,c=0.5", "when:pull=gap < 1 || rand() >= 0.5"),
-    ("pssp:s=1,alpha=0.8", "when:pull=gap < 1 || rand() >= 0.8 / (1 + exp(1 - gap))"),
-    ("pssp:s=1,alpha=significance", "when:pull=gap < 1 || rand() >= significance / (1 + exp(1 - gap))"),
+    ("pssp:s=1,c=0.5,cache=off", "when:pull=gap < 1 || rand() >= 0.5"),
+    ("pssp:s=1,alpha=0.8,cache=off", "when:pull=gap < 1 || rand() >= 0.8 / (1 + exp(1 - gap))"),
+    (
+        "pssp:s=1,alpha=significance,cache=off",
+        "when:pull=gap < 1 || rand() >= significance / (1 + exp(1 - gap))",
+    ),
 ];
 
 /// What workers that push, then pull and wait for the answer see: advances and answers in order. Who moves next is

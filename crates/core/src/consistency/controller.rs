@@ -731,6 +731,7 @@ impl Controller {
     fn release(&mut self, now: Time, by: Option<WorkerId>) {
         let answered = |state: &SyncState, policy: &SyncPolicy, delayed: &Delayed| match policy.exec {
             Exec::Lazy => delayed.progress < signed(state.v_train()),
+            Exec::Cached => state.staleness(delayed.progress) <= policy.cache_bound().unwrap_or(0),
             // It may be answered at once: nobody has said that it waits.
             Exec::Soft if delayed.is_asked() => delayed.progress < signed(state.v_train()),
             // Worker 0 said so, and is asked again.
@@ -755,6 +756,7 @@ impl Controller {
         let complete = Clock::try_from(progress.saturating_add(1)).unwrap_or(0);
         match self.policy.exec {
             Exec::Lazy => complete,
+            Exec::Cached => complete.saturating_sub(self.policy.cache_bound().unwrap_or(0)),
             Exec::Soft => {
                 let bound = self.policy.model.staleness_bound(&self.state).unwrap_or(u64::MAX);
                 complete.saturating_sub(bound).max(self.state.v_train() + 1)

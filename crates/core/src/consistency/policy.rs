@@ -10,8 +10,8 @@ use std::fmt;
 pub(super) const COMMON: &[Param] = &[
     Param {
         name: "exec",
-        default: Some("lazy"),
-        about: "When a delayed pull is answered: `lazy` when the parameters hold everything up to the worker's progress, `soft` at the next advance that the model's bound allows.",
+        default: Some("auto"),
+        about: "When a delayed pull is answered: `lazy` when the parameters hold everything up to the worker's progress, `soft` at the next advance that the model's bound allows. `auto` is `lazy`, but with a worker's cache (`cache=on`) when its copy will do with the answer.",
     },
     Param {
         name: "overlap",
@@ -29,6 +29,9 @@ pub enum Exec {
     Lazy,
     /// At the next advance of `V_train`, unless the model's staleness bound would still be broken.
     Soft,
+    /// When a worker's copy that lacks no more than the answer will do: it waits for nothing else, and would only lose the time in which
+    /// others catch up.
+    Cached,
 }
 
 /// A consistency model as a table uses it.
@@ -51,10 +54,11 @@ impl SyncPolicy {
         let mut spec =
             if is_condition(text) { Spec::parse(&format!("when:pull={text}"))? } else { Spec::parse(text)? };
         let exec = match spec.take("exec").as_deref() {
-            None | Some("lazy") => Exec::Lazy,
-            Some("soft") => Exec::Soft,
+            None | Some("auto") => None,
+            Some("lazy") => Some(Exec::Lazy),
+            Some("soft") => Some(Exec::Soft),
             Some(other) => {
-                return Err(spec.parameter_error(format!("`exec={other}`: expected lazy or soft")));
+                return Err(spec.parameter_error(format!("`exec={other}`: expected auto, lazy or soft")));
             }
         };
         let overlap = spec.take_parsed("overlap", "true or false")?.unwrap_or(true);
@@ -65,13 +69,23 @@ impl SyncPolicy {
             let why = "`cache=on` has no effect with `overlap=false`, where every iteration waits for a barrier: leave one out";
             return Err(spec.parameter_error(why));
         }
-        if exec == Exec::Soft {
-            spec.params.push(("exec".into(), "soft".into()));
+        let is_cached = overlap && matches!(model.client_sync(), ClientSync::Cached { .. });
+        let by_itself = if is_cached { Exec::Cached } else { Exec::Lazy };
+        let exec = exec.unwrap_or(by_itself);
+        if exec != by_itself {
+            let name = if exec == Exec::Soft { "soft" } else { "lazy" };
+            spec.params.push(("exec".into(), name.into()));
         }
         if !overlap {
             spec.params.push(("overlap".into(), "false".into()));
         }
         Ok(SyncPolicy { model, exec, overlap, names_cache, text: spec.to_string() })
+    }
+
+    /// The same for a table of which workers have no copies: all pulls wait for their answers.
+    pub fn without_copies(self) -> SyncPolicy {
+        let exec = if self.exec == Exec::Cached { Exec::Lazy } else { self.exec };
+        SyncPolicy { exec, ..self }
     }
 
     /// The model's partial pulling, where it lets a worker go on without some of the blocks: with b = 1 it never does.
@@ -120,7 +134,11 @@ mod tests {
     fn the_text_form_is_canonical() {
         for (text, canonical, exec, overlap) in [
             ("bsp", "bsp", Exec::Lazy, true),
-            (" ssp : s = 3 ", "ssp:s=3", Exec::Lazy, true),
+            (" ssp : s = 3 ", "ssp:s=3", Exec::Cached, true),
+            ("ssp:s=3,exec=auto", "ssp:s=3", Exec::Cached, true),
+            ("ssp:s=3,exec=lazy", "ssp:s=3,exec=lazy", Exec::Lazy, true),
+            ("ssp:s=3,cache=off,exec=lazy", "ssp:s=3,cache=off", Exec::Lazy, true),
+            ("ssp:s=3,overlap=false", "ssp:s=3,overlap=false", Exec::Lazy, false),
             ("ssp:exec=soft,s=3", "ssp:s=3,exec=soft", Exec::Soft, true),
             ("bsp:exec=lazy,overlap=true", "bsp", Exec::Lazy, true),
             ("bsp:overlap=false", "bsp:overlap=false", Exec::Lazy, false),
@@ -145,7 +163,7 @@ mod tests {
                 "tap:s=3",
                 "unknown consistency model `tap`; known: bsp, asp, ssp, dsps, drop, pssp, psp, quorum, when, remote",
             ),
-            ("bsp:exec=eager", "bsp: `exec=eager`: expected lazy or soft"),
+            ("bsp:exec=eager", "bsp: `exec=eager`: expected auto, lazy or soft"),
             ("bsp:overlap=no", "bsp: `overlap=no`: expected true or false"),
             ("ssp:s=3,cache=yes", "unknown variant `yes`, expected `on` or `off`"),
             ("ssp:s=3,cache=on,overlap=false", "ssp: `cache=on` has no effect with `overlap=false`"),

@@ -111,7 +111,7 @@ impl TableShard {
         let store = Store::new(&layout, optimizer, policy.reduce())?;
         let notes_rows = is_broadcast && layout.is_sparse();
         Ok(TableShard {
-            controller: Controller::new(sync, workers, seed),
+            controller: Controller::new(of_table(sync, &layout), workers, seed),
             store: if notes_rows { store.noting_rows(layout.cells()) } else { store },
             publication: is_broadcast.then(|| Publication::new(&layout, published)),
             layout,
@@ -357,6 +357,7 @@ impl TableShard {
 
     /// Switches the consistency model. Rounds that the new model would never close are applied now.
     pub(super) fn set_sync(&mut self, now: Time, sync: SyncPolicy, accumulators: &mut Accumulators) {
+        let sync = of_table(sync, &self.layout);
         let flush = sync.model.apply() == Apply::OnArrival;
         self.controller.set_policy(now, sync);
         if flush {
@@ -631,6 +632,11 @@ impl TableShard {
             waiting: longest.iter().take(REPORTED_WAITS).map(report).collect(),
         }
     }
+}
+
+/// A consistency policy as it holds for a table: workers have no copies of tables of rows.
+fn of_table(sync: SyncPolicy, layout: &Layout) -> SyncPolicy {
+    if layout.is_sparse() { sync.without_copies() } else { sync }
 }
 
 /// The codec that decodes the pushes of a table. Without compression there are encoded frames too: they carry the residual of the

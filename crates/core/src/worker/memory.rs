@@ -979,6 +979,22 @@ mod tests {
         assert_eq!((values.as_slice(), memory.version()), (&[1.0; ELEMENTS][..], 1));
     }
 
+    /// Of two pulls in the background, the blocks of the second come first but for the last one.
+    #[test]
+    fn a_pull_that_is_whole_last_answers_for_its_iteration_whatever_came_meanwhile() {
+        for versions in [[2, 2], [3, 2], [2, 3]] {
+            let mut memory = memory();
+            let options = |clock| FetchOptions { clock, kind: FetchKind::Background, wants_place: true };
+            let ((early, _), (late, _)) = (memory.begin(options(4)), memory.begin(options(6)));
+            arrive_at(&mut memory, late, 0, versions[0]);
+            (0..2).for_each(|shard| arrive_at(&mut memory, early, shard, versions[1]));
+            assert!(memory.is_fresh(4, None) && !memory.is_fresh(6, None));
+            arrive_at(&mut memory, late, 1, 3);
+            assert!(memory.is_fresh(6, None), "{versions:?}");
+            assert_eq!(memory.values()[0], versions[0].max(versions[1]) as f32, "{versions:?}");
+        }
+    }
+
     #[test]
     fn a_block_that_will_not_come_stays_as_it_was() {
         let mut memory = memory();
