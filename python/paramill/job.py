@@ -259,6 +259,15 @@ class Job:
         self.start()
         self._native.clock()
 
+    def flush(self) -> None:
+        """Sends the updates that the policy ``hold`` holds back, in an iteration of their own.
+
+        All workers call it after the same iteration, at the end of training. Without that policy it does nothing, and
+        :meth:`close` sends what is held back too.
+        """
+        self.start()
+        self._native.flush()
+
     def exchange(self, slabs: Sequence[Slab]) -> Handle:
         """Sends the gradients in `slabs` and asks for the parameters that follow them, without copying either.
 

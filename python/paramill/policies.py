@@ -32,6 +32,8 @@ class OptimizerPolicies(AveragingPolicies, total=False):
 
     #: Whether the gradients of a round become their mean or their sum.
     reduce: Optional[Literal["mean", "sum"]]
+    #: Which updates workers hold back and merge with later ones, such as ``"significance:0.05"``.
+    hold: Optional[str]
 
 
 class Policies(OptimizerPolicies, total=False):

@@ -105,6 +105,28 @@ def test_slabs_are_exchanged_where_they_are(serve: Callable[..., str]) -> None:
             tables[0].push(grads[0])
 
 
+def test_updates_are_held_back_and_flushed(serve: Callable[..., str]) -> None:
+    with pm.init(serve()) as job:
+        table = job.table("w", init=np.zeros(10_000, np.float32), optimizer="sgd:lr=1", hold="when:true,most=2")
+        lent = job.table("v", init=np.zeros(10_000, np.float32), optimizer="sgd:lr=1", hold="when:held < 1")
+        slab, found = lent.slab(), []
+        for _ in range(4):
+            table.update(np.full(10_000, -1, np.float32))
+            slab.gradient[:] = -1
+            exchange = job.exchange([slab])
+            job.clock()
+            exchange.wait()
+            table.sync()
+            found.append((table.values[0], slab.values[0]))
+        assert found == [(0, 0), (0, 2), (3, 2), (3, 4)]
+        report = job.report()
+        assert report["updates"] == {"sent": 3, "held": 5, "longest": 2}
+        assert report["holding"].startswith("holds an update of table `w` back")
+        job.flush()
+        assert (table.pull_now().wait() == 4).all(), "nothing is lost"
+        assert job.report()["holding"] is None and job.iteration == 5
+
+
 def test_small_tables_travel_together_and_are_used_as_others(serve: Callable[..., str]) -> None:
     with pm.init(serve()) as job:
         own = job.table("own", init=np.ones(2, np.float32), alone=True, optimizer="sgd:lr=1")
