@@ -142,6 +142,23 @@ fn partial_pulling_trains_across_processes() {
     }
 }
 
+/// Rows of a logistic regression, and the layers of a network.
+#[test]
+fn held_updates_save_bytes_and_are_reported_across_processes() {
+    for job in [&["lr", "--epochs=2"][..], &["mlp", "--examples=600", "--epochs=3", "--hidden=16"]] {
+        let trained = |hold: &str| trained(&[job, &["--workers=3", "--hold", hold]].concat(), "bsp");
+        let (all, held) = (trained("none"), trained("when:held < 2,most=3"));
+        let bytes = |report: &Value| {
+            report["bytes_pushed"].as_u64().expect("a number")
+                + report["bytes_pulled"].as_u64().expect("a number")
+        };
+        assert!(2 * bytes(&held) < bytes(&all), "{job:?}: {} of {}", bytes(&held), bytes(&all));
+        assert_eq!(all["updates"], Value::Null);
+        assert_eq!(held["updates"]["longest"], 2, "{held:#}");
+        assert!(held["metric"]["value"].as_f64().expect("a number") > 0.6, "{held:#}");
+    }
+}
+
 #[test]
 fn threads_and_processes_compute_the_same_bits() {
     let common =

@@ -191,6 +191,24 @@ mod tests {
         }
     }
 
+    /// What the trait asks of every criterion, registered here or elsewhere.
+    #[test]
+    fn every_criterion_follows_from_the_update_alone_and_keeps_its_bound() {
+        for entry in axis().entries() {
+            let parse = || Hold::parse(&axis(), entry.example).unwrap_or_else(|error| panic!("{error}"));
+            let Some(hold) = parse() else {
+                assert_eq!(entry.name, NONE);
+                continue;
+            };
+            let again = parse().expect("the same text");
+            for norm in [0.0, 1e-20, 0.3, 3.0, 16.0, 1e20, f64::INFINITY] {
+                let holds = |hold: &Hold, held| hold.holds(&update(norm, held));
+                assert_eq!(holds(&hold, 1), holds(&again, 1), "{}", entry.example);
+                assert!(!holds(&hold, hold.most()) && !holds(&hold, u64::MAX), "{}", entry.example);
+            }
+        }
+    }
+
     #[test]
     fn nothing_is_held_back_longer_than_the_bound() {
         for (text, most) in [("significance:1e9", 8), ("variance:1e9,most=3", 3), ("when:true,most=1", 1)] {
