@@ -5,15 +5,17 @@ use paramill_core::limits;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Body, Frame};
+use paramill_core::status::WorkerReport;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, WorkerId};
+use paramill_core::waits::{Charge, WaitCause, Waited};
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
     Control, Fault, Flags, HEADER_BYTES, Header, Hello, Kind, Party, Plan, Refusal, Welcome, padded,
 };
 use paramill_node::Log;
 use paramill_node::admin::Admin;
-use paramill_node::client::{Job, JobOptions};
+use paramill_node::client::{Job, JobOptions, Table};
 use paramill_node::server::{self, Server, ServerConfig};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -265,14 +267,22 @@ fn a_worker_that_is_declared_dead_is_told_though_it_says_nothing() {
     assert_eq!(server.join(), Err("all workers died".into()));
 }
 
-#[test]
-fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
-    let server = start_server(2);
+/// A job of two workers that has started: an honest one, and rank 1, which speaks the protocol as far as it likes.
+struct Beside {
+    job: Job,
+    table: Table,
+    /// Rank 1's connection to the coordinator.
+    control: Raw,
+    /// Its connection to the data core.
+    data: Raw,
+}
+
+fn beside_an_honest_worker(server: &Server, elements: usize) -> Beside {
     let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();
     let options = JobOptions::at(url).rank(0).timeout(TIMEOUT).log(|_, _| {});
-    let spec = TableSpec::dense("w", [ELEMENTS as u64]);
+    let spec = TableSpec::dense("w", [elements as u64]);
     let job = Job::init(options).unwrap();
-    let table = job.table(spec.clone(), vec![0.0; ELEMENTS]).unwrap();
+    let table = job.table(spec.clone(), vec![0.0; elements]).unwrap();
 
     let mut control = Raw::connect(server.coordinator());
     let incarnation = control.greet(0).incarnation;
@@ -287,9 +297,63 @@ fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
             }
         }
     });
+    let mut data = Raw::connect(plan.shards[0].addresses.iter().next().unwrap());
+    data.greet(incarnation);
+    Beside { job, table, control, data }
+}
 
-    let mut greedy = Raw::connect(plan.shards[0].addresses.iter().next().unwrap());
-    greedy.greet(incarnation);
+/// Weights without measure are refused, a push of nothing changes nothing, and times that are no numbers reach nobody.
+#[test]
+fn absurd_weights_and_times_change_nothing() {
+    let server = start_server(2);
+    let Beside { job, table, mut control, mut data } = beside_an_honest_worker(&server, 8);
+    let push = Header { flags: Flags::LAST, epoch: 1, ..Header::new(Kind::Push) };
+    let gradient = Body::Bytes([1f32; 8].iter().flat_map(|value| value.to_le_bytes()).collect());
+    for version in [u64::MAX, u64::from(limits::MAX_SAMPLES) + 1] {
+        let header = Header { version, payload_bytes: 32, ..push };
+        data.send(&Frame { header, body: gradient.clone() });
+        let (kind, payload) = data.receive();
+        let fault: Fault = decode("fault", &payload).unwrap();
+        assert!(kind == Kind::Error && fault.message.contains("samples"), "{fault}");
+    }
+    let nothing = Header { flags: Flags::LAST.with(Flags::ROWS), ..push };
+    data.send(&Frame { header: nothing, body: Body::Bytes(Vec::new()) });
+    assert_eq!(data.receive().0, Kind::PushAck);
+    let charge = Charge { cause: WaitCause::Push(WorkerId(0)), seconds: f64::NAN };
+    let waited = Waited { seconds: f64::INFINITY, causes: vec![charge; 8], others: -1.0 };
+    control.send(&frame(
+        Kind::Control,
+        &Control::WorkerReport(WorkerReport { clock: 7, waited, ..Default::default() }),
+    ));
+    for _ in 0..3 {
+        table.update(&[1.0; 8]).unwrap();
+        job.clock();
+        table.sync().unwrap();
+    }
+    // Three steps of the honest worker alone, each with its half of a mean.
+    let values = table.read(<[f32]>::to_vec).unwrap();
+    assert!(values.iter().all(|value| (value + 0.15).abs() < 1e-6), "{values:?}");
+    // Asked on the connection that the report came on, so that it is in the answer.
+    control.send(&frame(Kind::Control, &Control::StatusQuery));
+    let status = loop {
+        if let Control::Status(status) = control.receive_control() {
+            break status;
+        }
+    };
+    let liar = &status.workers[1].report;
+    assert_eq!((liar.clock, liar.waited.seconds, liar.waited.others), (7, 0.0, 0.0), "{liar:?}");
+    assert_eq!(liar.waited.causes, [Charge { cause: WaitCause::Push(WorkerId(0)), seconds: 0.0 }]);
+    assert!(status.waited.seconds.is_finite());
+    drop((data, control));
+    job.close().unwrap();
+    server.stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
+    let server = start_server(2);
+    let Beside { job, table, control, data: mut greedy } = beside_an_honest_worker(&server, ELEMENTS);
     let before = memory_bytes();
     // Each of these asks for 16 MB in 512 frames. None of it is ever read.
     let pull = Header { flags: Flags::NOW, epoch: 1, ..Header::new(Kind::Pull) }.encode();
