@@ -146,7 +146,7 @@ fn partial_pulling_trains_across_processes() {
 #[test]
 fn held_updates_save_bytes_and_are_reported_across_processes() {
     for job in [&["lr", "--epochs=2"][..], &["mlp", "--examples=600", "--epochs=3", "--hidden=16"]] {
-        let trained = |hold: &str| trained(&[job, &["--workers=3", "--hold", hold]].concat(), "bsp");
+        let trained = |hold: &str| trained(&[job, &["--hold", hold]].concat(), "bsp");
         let (all, held) = (trained("none"), trained("when:held < 2,most=3"));
         let bytes = |report: &Value| {
             report["bytes_pushed"].as_u64().expect("a number")
