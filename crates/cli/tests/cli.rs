@@ -273,7 +273,10 @@ fn a_job_that_cannot_work_is_bad_usage() {
         (vec!["--chunk", "3MB"], "expected 4B to 2MB in steps of 4 bytes, such as 4KB, 32KB or 1MB"),
         (vec!["--answer-codec", "zip"], "error: unknown codec `zip`; known: "),
         (vec!["--broadcast", "ring"], "error: unknown broadcast `ring`; known: none, star, chain"),
-        (vec!["--hold", "gaia:0.1"], "error: unknown criterion of held updates `gaia`; known: none, significance"),
+        (
+            vec!["--hold", "gaia:0.1"],
+            "error: unknown criterion of held updates `gaia`; known: none, significance",
+        ),
         (vec!["--hold", "when:n > 3"], "`n` is not known here: a worker judges an update by significance"),
         (vec!["--timeout", "5 parsecs"], "such as `500ms`"),
         (vec!["gpt"], "unknown workload `gpt`"),

@@ -14,6 +14,7 @@ mod barriers;
 mod copies;
 mod encoding;
 mod error;
+mod fetch;
 mod gradient;
 mod holder;
 mod iteration;
@@ -22,6 +23,7 @@ mod links;
 mod local_table;
 mod memory;
 mod missing;
+mod models;
 mod partial_pull;
 mod reporter;
 mod request;
@@ -522,7 +524,7 @@ impl Worker {
     /// All workers do so after the same iteration, as they would push. No tickets where the policy is not used.
     pub fn flush(&mut self, now: Time) -> Result<Vec<Ticket>, WorkerError> {
         self.session.check_started()?;
-        let tables = self.traffic.holding(true);
+        let tables = self.traffic.tables().holding(true);
         if tables.is_empty() {
             return Ok(Vec::new());
         }
@@ -549,7 +551,7 @@ impl Worker {
     /// Leaves the job; the others go on without this worker. What is held back goes to the servers before.
     pub fn leave(&mut self, now: Time) -> Ticket {
         if self.session.check_started().is_ok() {
-            let tables = self.traffic.holding(false);
+            let tables = self.traffic.tables().holding(false);
             match self.send_held(now, tables) {
                 // Leaving waits for what has to be sent, whoever waits for the tickets.
                 Ok(tickets) => tickets.into_iter().for_each(|ticket| drop(self.redeem(ticket))),

@@ -84,6 +84,19 @@ impl Copies<'_> {
     }
 }
 
+/// Whether the copies that a ticket waits for are fresh enough; `None` where it waits for none, or not any more.
+pub(super) fn are_fresh(tables: &Tables, pending: &Pending) -> Option<bool> {
+    let clock = pending.copy_for().filter(|_| !pending.is_over())?;
+    Some(pending.copied_tables().all(|table| tables[table].is_fresh(clock)))
+}
+
+/// A sentence about the first copy that is too old for a ticket.
+pub(super) fn explain(tables: &Tables, pending: &Pending) -> Option<String> {
+    let clock = pending.copy_for()?;
+    let old = pending.copied_tables().map(|table| &tables[table]).find(|local| !local.is_fresh(clock))?;
+    Some(old.explain_copy(clock))
+}
+
 /// A failure of an earlier push that the application hears of when it waits for a ticket.
 pub(super) fn unheard<'a>(tables: &'a Tables, pending: &Pending) -> Option<&'a WorkerError> {
     tables[table_unheard(tables, pending)?].failure()

@@ -50,6 +50,23 @@ pub(super) struct PushCodec {
     chunk: Vec<f32>,
 }
 
+/// What happened while a submission had the codec of pushes.
+#[derive(Debug, Default)]
+pub(super) struct Meanwhile {
+    /// The codec that holds by now, if it is another one.
+    pub(super) next: Option<PushCodec>,
+    /// Earlier pushes that servers refused.
+    pub(super) refused: Vec<RefusedPush>,
+}
+
+/// What a server refused of a push.
+#[derive(Debug)]
+pub(super) struct RefusedPush {
+    pub(super) clock: Clock,
+    pub(super) by: ShardId,
+    pub(super) gradient: Outgoing,
+}
+
 /// The sender of encoded gradients: random choices of codecs follow from it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sender {
@@ -225,7 +242,7 @@ impl PushCodec {
         self.is_carrying |= self.elements.is_some();
         let (encoder, mut values) = (self.keeper(layout), Vec::new());
         for (number, chunk) in layout.chunks().filter(|(_, chunk)| by.contains(&chunk.shard)) {
-            if plain.read_chunk(layout, number, &chunk, &mut values) {
+            if read_chunk(&plain, layout, number, &chunk, &mut values) {
                 let place = elements_of(&chunk);
                 // Absent elements have no gradient to put back.
                 Absent::in_chunk(plain.missing.ranges(), place.clone()).clear_in(&mut values);
@@ -546,30 +563,34 @@ fn append_plain(bytes: &mut Vec<u8>, values: &[f32], layout: &Layout) {
     }
 }
 
-impl Outgoing {
-    /// Makes `values` those of a chunk; `false` when it has none of them, or a codec made them.
-    fn read_chunk(&self, layout: &Layout, number: u32, chunk: &Chunk, values: &mut Vec<f32>) -> bool {
-        let place = elements_of(chunk);
-        values.clear();
-        values.resize(place.len(), 0.0);
-        match &self.form {
-            OutgoingForm::Decoded(payloads) => {
-                let Ok(at) = payloads.chunks.binary_search_by_key(&number, |(of, _)| *of) else {
-                    return false;
-                };
-                let range = payloads.chunks[at].1.clone();
-                read_plain(values, &self.buffer.as_bytes()[range.clone()], layout);
-                !range.is_empty()
-            }
-            OutgoingForm::Dense(dtype) => {
-                let bytes = place.start * dtype.bytes()..place.end * dtype.bytes();
-                let Some(elements) = dtype.values(&self.buffer.as_bytes()[bytes]) else { return false };
-                kernels::copy(values, elements);
-                true
-            }
-            OutgoingForm::Rows(rows) => spread_rows(values, layout, chunk, rows, self.buffer.as_slice()),
-            OutgoingForm::Encoded(_) | OutgoingForm::Nothing | OutgoingForm::Held => false,
+/// Makes `values` those that a gradient has of a chunk; `false` when it has none of them, or a codec made them.
+fn read_chunk(
+    gradient: &Outgoing,
+    layout: &Layout,
+    number: u32,
+    chunk: &Chunk,
+    values: &mut Vec<f32>,
+) -> bool {
+    let place = elements_of(chunk);
+    values.clear();
+    values.resize(place.len(), 0.0);
+    match &gradient.form {
+        OutgoingForm::Decoded(payloads) => {
+            let Ok(at) = payloads.chunks.binary_search_by_key(&number, |(of, _)| *of) else {
+                return false;
+            };
+            let range = payloads.chunks[at].1.clone();
+            read_plain(values, &gradient.buffer.as_bytes()[range.clone()], layout);
+            !range.is_empty()
         }
+        OutgoingForm::Dense(dtype) => {
+            let bytes = place.start * dtype.bytes()..place.end * dtype.bytes();
+            let Some(elements) = dtype.values(&gradient.buffer.as_bytes()[bytes]) else { return false };
+            kernels::copy(values, elements);
+            true
+        }
+        OutgoingForm::Rows(rows) => spread_rows(values, layout, chunk, rows, gradient.buffer.as_slice()),
+        OutgoingForm::Encoded(_) | OutgoingForm::Nothing | OutgoingForm::Held => false,
     }
 }
 

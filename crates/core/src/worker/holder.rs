@@ -8,9 +8,102 @@ mod table;
 pub(super) use rows::{HeldRows, MergedRows};
 pub(super) use table::{HeldTable, MergedTable};
 
+use super::layout::RowPlace;
 use crate::hold::Hold;
 use crate::types::Clock;
 use std::sync::Arc;
+
+/// Which updates of a table are held back, and what is.
+#[derive(Debug)]
+pub(super) struct TableHold {
+    policy: Option<Arc<Hold>>,
+    /// Gone while a submission has it.
+    holder: Option<Holder>,
+}
+
+impl TableHold {
+    /// Of a table of rows of so many elements, or a dense one.
+    pub(super) fn new(row_width: Option<usize>) -> TableHold {
+        TableHold { policy: None, holder: Some(Holder::new(row_width)) }
+    }
+
+    /// Another policy holds. Without one, what is held back goes with the next push.
+    pub(super) fn set_policy(&mut self, policy: Option<Hold>) {
+        self.policy = policy.map(Arc::new);
+        if self.policy.is_none() {
+            self.holder.as_mut().and_then(Holder::rows_mut).into_iter().for_each(HeldRows::forget_copies);
+        }
+    }
+
+    /// A gradient is being submitted: what it may be merged with goes along, where it may be.
+    pub(super) fn begin(&mut self) -> Option<Holding> {
+        let is_used = self.may_hold();
+        let holder = self.holder.take_if(|_| is_used)?;
+        Some(Holding { hold: self.policy.clone(), holder })
+    }
+
+    /// It is submitted.
+    pub(super) fn end(&mut self, holding: Option<Holding>) {
+        if let Some(Holding { holder, .. }) = holding {
+            self.holder = Some(holder);
+        }
+    }
+
+    /// Whether updates are compared with the parameters.
+    pub(super) fn needs_parameters(&self) -> bool {
+        self.policy.as_ref().is_some_and(|hold| hold.needs_parameters())
+    }
+
+    /// Whether a worker that holds its update back does not ask for parameters either.
+    pub(super) fn holds_pulls(&self) -> bool {
+        self.policy.as_ref().is_some_and(|hold| hold.holds_pulls())
+    }
+
+    /// Whether gradients are held back.
+    pub(super) fn holds_back(&self) -> bool {
+        self.holder.as_ref().is_some_and(|holder| !holder.is_empty())
+    }
+
+    /// Whether some are, or may be.
+    pub(super) fn may_hold(&self) -> bool {
+        self.policy.is_some() || self.holds_back()
+    }
+
+    /// What became of updates.
+    pub(super) fn counts(&self) -> HoldCounts {
+        self.holder.as_ref().map_or_else(HoldCounts::default, Holder::counts)
+    }
+
+    /// From how many pushes something has been held back, and a sentence about it, if something is.
+    pub(super) fn explain(&self, table: &str) -> Option<(u64, String)> {
+        let age = self.holder.as_ref()?.age()?;
+        let policy = match &self.policy {
+            Some(hold) => format!("hold={hold}"),
+            None => "goes with the next push".to_owned(),
+        };
+        Some((age, format!("holds an update of table `{table}` back, from {age} pushes so far ({policy})")))
+    }
+
+    /// Puts rows that need not be asked for in an iteration to their places in `to`; the others are left.
+    pub(super) fn answer_rows(&self, clock: Clock, wanted: &mut Vec<RowPlace>, to: &mut [f32]) {
+        let hold = self.policy.as_ref().filter(|hold| hold.holds_pulls());
+        if let Some((hold, held)) = hold.zip(self.holder.as_ref().and_then(Holder::rows)) {
+            held.answer(hold.most(), clock, wanted, to);
+        }
+    }
+
+    /// Rows that were pulled for an iteration are here.
+    pub(super) fn note_rows(&mut self, clock: Clock, rows: &[RowPlace], values: &[f32]) {
+        let is_used = self.policy.is_some();
+        if let Some(held) = self.holder.as_mut().and_then(Holder::rows_mut).filter(|_| is_used) {
+            held.note_pulled(clock, rows, values);
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.holder.as_ref().map_or(0, Holder::memory_bytes)
+    }
+}
 
 /// The gradients of one table that its worker holds back.
 #[derive(Debug)]

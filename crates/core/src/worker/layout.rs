@@ -1,7 +1,8 @@
 //! A table's layout: its chunks, the shards that hold them, and gradients that fit it.
 
-use super::{Gradient, WorkerError};
+use super::{Gradient, PullOptions, WorkerError};
 use crate::codec::{Factors, LayerRange};
+use crate::limits;
 use crate::region::Partition;
 use crate::table::{Chunk, Layer, TableSpec};
 use crate::types::ShardId;
@@ -15,6 +16,19 @@ use std::sync::Arc;
 pub(super) struct ShardRows {
     pub(super) shard: ShardId,
     pub(super) rows: Vec<RowPlace>,
+}
+
+/// Rows that one pull frame asks for at most.
+const ROWS_PER_PULL: usize = limits::MAX_DATA_BYTES / 8;
+
+impl ShardRows {
+    /// The rows of each pull; of a shard of which none is wanted any more, of one for the leave to go on.
+    pub(super) fn pulls(&self) -> impl Iterator<Item = Vec<RowPlace>> {
+        (0..self.rows.len().div_ceil(ROWS_PER_PULL).max(1)).map(|part| {
+            let end = self.rows.len().min((part + 1) * ROWS_PER_PULL);
+            self.rows[part * ROWS_PER_PULL..end].to_vec()
+        })
+    }
 }
 
 /// A row, and which of the rows that the application asked for it is.
@@ -212,6 +226,16 @@ impl Layout {
     pub(super) fn all_rows_by_shard(&self) -> Vec<ShardRows> {
         let rows: Vec<u32> = (0..self.spec.shape[0] as u32).collect();
         self.rows_by_shard(&rows).expect("all rows are rows")
+    }
+
+    /// Whether a pull says which rows it is of, where the table is one of rows.
+    pub(super) fn check_pull(&self, options: &PullOptions<'_>) -> Result<(), WorkerError> {
+        if self.is_sparse() == options.rows.is_some() || options.now {
+            return Ok(());
+        }
+        let sentence =
+            if self.is_sparse() { "is sparse: name the rows to pull" } else { "is dense: pull it whole" };
+        Err(WorkerError::Order(format!("table `{}` {sentence}", self.name())))
     }
 
     /// Whether a gradient fits.

@@ -2,28 +2,29 @@
 
 use super::WorkerError;
 use super::answers::{Answers, Decoders};
-use super::encoding::{self, PushCodec, TableCodecs};
+use super::encoding::{self, Meanwhile, PushCodec, RefusedPush, TableCodecs};
+use super::fetch::{FetchId, FetchKind};
 use super::gradient::Gradient;
-use super::holder::{HeldRows, HoldCounts, Holder, Holding};
+use super::holder::TableHold;
 use super::layout::{Layout, RowPlace, elements_of};
-use super::memory::{self, BesideSlab, FetchId, FetchKind, FetchOptions, ParameterMemory};
-use super::request::{Asks, Outgoing, OutgoingForm};
+use super::memory::{self, BesideSlab, FetchOptions, ParameterMemory};
+use super::models::Models;
+use super::request::{Asks, Outgoing, OutgoingForm, Wish};
 use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
+use super::tables::{Planned, TablePolicies};
 use crate::codec::Codec;
-use crate::consistency::{Admit, Ask, ClientUpdate, CopyView, PartialPull, ServerPush, SyncPolicy};
-use crate::hold::Hold;
+use crate::consistency::{ClientUpdate, CopyView, PartialPull, ServerPush};
 use crate::landing::Destination;
 use crate::lease::Lease;
 use crate::policy::NonFinite;
 use crate::store::{Allocate, Buffer, Heap, Place};
 use crate::stream::Replica;
-use crate::table::{Chunk, TableSpec};
-use crate::types::{Clock, ServerId, ShardId, TableId};
+use crate::table::TableSpec;
+use crate::types::{Clock, ShardId, TableId};
 use crate::wire::DType;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Free buffers that are kept, for the next pushes and the next answer.
@@ -40,10 +41,7 @@ pub(super) struct LocalTable {
     /// Its end here. Gone while a submission has it.
     push_codec: Option<PushCodec>,
     meanwhile: Meanwhile,
-    /// Which updates are held back, if some are.
-    hold: Option<Arc<Hold>>,
-    /// What is held back. Gone while a submission has it.
-    holder: Option<Holder>,
+    held: TableHold,
     answers: Answers,
     /// Where it is broadcast: its values as they were, from which pulls are answered.
     replica: Option<Replica>,
@@ -60,10 +58,7 @@ pub(super) struct LocalTable {
     valid_from: u32,
     nonfinite: NonFinite,
     is_prioritized: bool,
-    /// This worker's instance of the consistency model, once there is a plan.
-    sync: Option<SyncPolicy>,
-    /// The same for servers that have rules of their own.
-    sync_apart: BTreeMap<ServerId, SyncPolicy>,
+    models: Models,
     /// A slab of it does not come back before its answer. With local steps the application takes what it has done since the last
     /// exchange for a part of the answer, and would lose it to an older copy.
     exchanges_wait: bool,
@@ -81,59 +76,6 @@ pub(super) struct LocalTable {
     nonfinite_seen: u64,
 }
 
-/// What happened while a submission had the codec of pushes.
-#[derive(Debug, Default)]
-struct Meanwhile {
-    /// The codec that holds by now, if it is another one.
-    next: Option<PushCodec>,
-    /// Earlier pushes that servers refused.
-    refused: Vec<RefusedPush>,
-}
-
-/// What a server refused of a push.
-#[derive(Debug)]
-struct RefusedPush {
-    clock: Clock,
-    by: ShardId,
-    gradient: Outgoing,
-}
-
-/// A table's entry in a plan.
-#[derive(Debug)]
-pub(super) struct Planned {
-    pub(super) chunks: Vec<Chunk>,
-    pub(super) policies: TablePolicies,
-}
-
-/// Policies of a table from an epoch on.
-#[derive(Debug)]
-pub(super) struct TablePolicies {
-    pub(super) nonfinite: NonFinite,
-    /// Its frames overtake those of tables that were created later.
-    pub(super) is_prioritized: bool,
-    pub(super) sync: SyncPolicy,
-    /// The same for servers that have rules of their own.
-    pub(super) sync_apart: BTreeMap<ServerId, SyncPolicy>,
-    pub(super) is_broadcast: bool,
-    /// Which updates are held back, if some are.
-    pub(super) hold: Option<Hold>,
-    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
-    pub(super) valid_from: u32,
-    /// Its codecs, if that epoch is another one than before.
-    pub(super) codecs: Option<TableCodecs>,
-}
-
-/// What a worker asks for after a push.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
-    /// Nothing: it goes on with the parameters that are here.
-    Nothing,
-    /// That it may go on with them.
-    Leave,
-    /// The parameters that follow.
-    Parameters,
-}
-
 /// A pull of a whole table, and where servers that share memory with this process may put the answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reply {
@@ -149,13 +91,12 @@ impl LocalTable {
         let spare = if spec.rows { 0 } else { SPARE_BUFFERS };
         let layout = Layout::new(spec);
         LocalTable {
-            holder: Some(Holder::new(layout.is_sparse().then(|| layout.row_width()))),
+            held: TableHold::new(layout.is_sparse().then(|| layout.row_width())),
             layout: Arc::new(layout),
             parameters: ParameterMemory::new(Arc::new(Heap), spare),
             codec: None,
             push_codec: Some(PushCodec::default()),
             meanwhile: Meanwhile::default(),
-            hold: None,
             answers: Answers::default(),
             replica: None,
             versions_need: None,
@@ -166,8 +107,7 @@ impl LocalTable {
             valid_from: 0,
             nonfinite: NonFinite::default(),
             is_prioritized: false,
-            sync: None,
-            sync_apart: BTreeMap::new(),
+            models: Models::default(),
             exchanges_wait: false,
             failure: None,
             initial,
@@ -209,14 +149,10 @@ impl LocalTable {
             valid_from,
             codecs,
         } = policies;
-        self.hold = hold.map(Arc::new);
-        if self.hold.is_none() {
-            self.holder.as_mut().and_then(Holder::rows_mut).into_iter().for_each(HeldRows::forget_copies);
-        }
+        self.held.set_policy(hold);
         self.nonfinite = nonfinite;
         self.is_prioritized = is_prioritized;
-        self.sync = Some(sync);
-        self.sync_apart = sync_apart;
+        self.models = Models::new(sync, sync_apart);
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
@@ -321,7 +257,7 @@ impl LocalTable {
     /// Whether the replica has of a shard what an iteration needs; at once: whether it has anything.
     pub(super) fn replica_has(&self, shard: ShardId, clock: Clock, at_once: bool) -> bool {
         let version = self.replica_version(shard);
-        let needed = self.sync.as_ref().and_then(|sync| sync.model.version_needed(clock)).unwrap_or(clock);
+        let needed = self.models.version_needed(clock);
         version.is_some_and(|version| at_once || version >= needed)
     }
 
@@ -392,25 +328,23 @@ impl LocalTable {
     pub(super) fn memory_bytes(&self) -> usize {
         let codec = self.push_codec.as_ref().map_or(0, PushCodec::memory_bytes);
         let replica = self.replica.as_ref().map_or(0, Replica::memory_bytes);
-        let held = self.holder.as_ref().map_or(0, Holder::memory_bytes);
-        self.parameters.memory_bytes() + codec + self.answers.memory_bytes() + replica + held
+        self.parameters.memory_bytes()
+            + codec
+            + self.answers.memory_bytes()
+            + replica
+            + self.held.memory_bytes()
     }
 
     // Questions to the consistency model.
 
-    /// The model that holds for blocks of a server.
-    fn sync_on(&self, server: ServerId) -> Option<&SyncPolicy> {
-        self.sync_apart.get(&server).or(self.sync.as_ref())
-    }
-
     /// When the worker may go on without some of the blocks of a shard, if it may.
     pub(super) fn partial_pull(&self, shard: ShardId) -> Option<PartialPull> {
-        self.sync_on(shard.server).and_then(SyncPolicy::partial_pull)
+        self.models.partial_pull(shard.server)
     }
 
     /// Whether the worker may go on without some of its blocks.
     pub(super) fn is_partial(&self) -> bool {
-        self.sync.iter().chain(self.sync_apart.values()).any(|sync| sync.partial_pull().is_some())
+        self.models.is_partial()
     }
 
     /// Exchanges of it wait for their answers from now on, whatever the consistency model.
@@ -424,11 +358,7 @@ impl LocalTable {
         if self.layout.is_sparse() || self.is_broadcast() || self.is_lent() && self.exchanges_wait {
             return None;
         }
-        let apart = self.sync_apart.values().map(SyncPolicy::cache_bound);
-        // A copy is one of all servers, whose models may differ.
-        apart.fold(self.sync.as_ref()?.cache_bound(), |one, other| {
-            one.zip(other).map(|(one, other)| one.min(other))
-        })
+        self.models.cache_bound()
     }
 
     /// How a pull after a push of it becomes visible.
@@ -472,7 +402,7 @@ impl LocalTable {
             Some(bound) => format!("may lack {bound} rounds"),
             None => "may not be used".into(),
         };
-        let sync = self.sync.as_ref().map(ToString::to_string).unwrap_or_default();
+        let sync = self.models.text();
         format!(
             "the copy of table `{name}` is of version {version} and {bound} in iteration {clock} ({sync})"
         )
@@ -499,7 +429,7 @@ impl LocalTable {
 
     /// Whether parameters are asked for after a gradient of this clock, which is held back or not.
     pub(super) fn wish_after(&self, clock: Clock, is_held: bool) -> Wish {
-        let holds_pulls = self.hold.as_ref().is_some_and(|hold| hold.holds_pulls());
+        let holds_pulls = self.held.holds_pulls();
         let lacks = (clock + 1).saturating_sub(self.parameters.version());
         match self.cache_bound() {
             _ if !self.asks_after(clock) => Wish::Nothing,
@@ -507,6 +437,15 @@ impl LocalTable {
             Some(bound) if is_held && holds_pulls && lacks <= bound => Wish::Nothing,
             None if is_held && holds_pulls && !self.is_broadcast() => Wish::Leave,
             _ => Wish::Parameters,
+        }
+    }
+
+    /// Begins to ask for what is wanted after a gradient of this clock.
+    pub(super) fn begin_asking(&mut self, clock: Clock, is_held: bool, kind: FetchKind) -> Asks {
+        match self.wish_after(clock, is_held) {
+            Wish::Nothing => Asks::Nothing,
+            Wish::Leave => Asks::Leave,
+            Wish::Parameters => Asks::Parameters(self.begin_pull(clock + 1, kind)),
         }
     }
 
@@ -518,13 +457,12 @@ impl LocalTable {
             is_asked: self.parameters.is_fetching(),
         });
         let update = ClientUpdate { clock, pulled: self.pulled, copy };
-        let ask = self.sync.as_ref().map(|sync| sync.model.after_client_update(&update));
-        ask != Some(Ask::Push)
+        self.models.asks_after(&update)
     }
 
     /// Whether iterations are left out whose rounds are closed.
     pub(super) fn catches_up(&self) -> bool {
-        self.sync.as_ref().is_some_and(|sync| sync.model.catches_up())
+        self.models.catches_up()
     }
 
     /// The iteration that an answer has to be good for, after so many that the application has completed: that of the last pull,
@@ -543,7 +481,7 @@ impl LocalTable {
     /// Whether a shard is known to drop a gradient of this clock: it is past that by now.
     pub(super) fn is_dropped(&self, shard: ShardId, clock: Clock) -> bool {
         let seen = self.layout.index_of(shard).map_or(0, |index| self.seen[index]);
-        self.sync_on(shard.server).is_some_and(|sync| sync.model.admit(clock, seen) == Admit::Late)
+        self.models.drops(shard.server, clock, seen)
     }
 
     /// Whether an answer of a shard that a condition stood before is taken. Rows are always, and so is what is lent and waited
@@ -552,7 +490,7 @@ impl LocalTable {
         if self.layout.is_sparse() || self.is_lent() && !is_partial {
             return true;
         }
-        self.sync_on(shard.server).is_none_or(|sync| sync.model.after_server_push(push))
+        self.models.takes(shard.server, push)
     }
 
     // Pushes.
@@ -633,11 +571,8 @@ impl LocalTable {
         let codec = self.push_codec.take().expect("one gradient of a table is submitted at a time");
         self.pushed = Some(clock);
         self.parameters.let_front_go();
-        let is_held = self.hold.is_some() || self.holds_back();
-        let holding =
-            self.holder.take_if(|_| is_held).map(|holder| Holding { hold: self.hold.clone(), holder });
-        let compares =
-            codec.needs_parameters() || self.hold.as_ref().is_some_and(|hold| hold.needs_parameters());
+        let compares = codec.needs_parameters() || self.held.needs_parameters();
+        let holding = self.held.begin();
         let surroundings = Surroundings {
             layout: self.layout.clone(),
             nonfinite: self.nonfinite,
@@ -657,9 +592,7 @@ impl LocalTable {
 
     /// Takes back the codec that a submission had. What it made by a codec that holds no more leaves it.
     pub(super) fn end_submission(&mut self, part: &mut Part<'_>) {
-        if let Some(Holding { holder, .. }) = part.holding.take() {
-            self.holder = Some(holder);
-        }
+        self.held.end(part.holding.take());
         let Some(mut codec) = part.codec.take() else { return };
         self.nonfinite_seen += u64::from(part.is_nonfinite);
         let Meanwhile { next, refused } = std::mem::take(&mut self.meanwhile);
@@ -690,48 +623,21 @@ impl LocalTable {
         }
     }
 
-    // Updates that are held back.
-
-    /// Whether gradients of it are held back.
-    pub(super) fn holds_back(&self) -> bool {
-        self.holder.as_ref().is_some_and(|holder| !holder.is_empty())
-    }
-
-    /// Whether updates of it may be held back.
-    pub(super) fn may_hold(&self) -> bool {
-        self.hold.is_some() || self.holds_back()
-    }
-
-    /// What became of its updates.
-    pub(super) fn hold_counts(&self) -> HoldCounts {
-        self.holder.as_ref().map_or_else(HoldCounts::default, Holder::counts)
-    }
-
-    /// From how many pushes something has been held back, and a sentence about it, if something is.
-    pub(super) fn explain_hold(&self) -> Option<(u64, String)> {
-        let age = self.holder.as_ref()?.age()?;
-        let policy = match &self.hold {
-            Some(hold) => format!("hold={hold}"),
-            None => "goes with the next push".to_owned(),
-        };
-        let sentence =
-            format!("holds an update of table `{}` back, from {age} pushes so far ({policy})", self.name());
-        Some((age, sentence))
+    /// Which updates are held back, and what is.
+    pub(super) fn held(&self) -> &TableHold {
+        &self.held
     }
 
     /// Puts rows that need not be asked for in an iteration to their places in `to`; the others are left.
     pub(super) fn answer_rows(&self, clock: Clock, wanted: &mut Vec<RowPlace>, to: &mut [f32]) {
-        let hold = self.hold.as_ref().filter(|hold| hold.holds_pulls() && !self.is_broadcast());
-        if let (Some(hold), Some(held)) = (hold, self.holder.as_ref().and_then(Holder::rows)) {
-            held.answer(hold.most(), clock, wanted, to);
+        if !self.is_broadcast() {
+            self.held.answer_rows(clock, wanted, to);
         }
     }
 
     /// Rows that were pulled for an iteration are here.
     pub(super) fn note_rows(&mut self, clock: Clock, rows: &[RowPlace], values: &[f32]) {
-        if let Some(held) = self.holder.as_mut().and_then(Holder::rows_mut).filter(|_| self.hold.is_some()) {
-            held.note_pulled(clock, rows, values);
-        }
+        self.held.note_rows(clock, rows, values);
     }
 
     // Pulls.
@@ -918,12 +824,10 @@ impl LocalTable {
         if !self.is_partial() {
             return self.parameters.begin_slab(clock, values, &partition);
         }
-        let LocalTable { parameters, layout, sync, sync_apart, .. } = self;
+        let LocalTable { parameters, layout, models, .. } = self;
         let shards: Vec<ShardId> = layout.shards().collect();
-        let takes = |index: usize, version: Clock| {
-            let sync = sync_apart.get(&shards[index].server).or(sync.as_ref());
-            sync.is_none_or(|sync| sync.model.after_server_push(&ServerPush { clock, version }))
-        };
+        let takes =
+            |index: usize, version: Clock| models.takes(shards[index].server, &ServerPush { clock, version });
         let beside = BesideSlab { clock, dtype, partition: &partition, wants_place };
         parameters.begin_beside(values, beside, takes)
     }
@@ -978,13 +882,15 @@ mod tests {
     use super::super::slab::Prepared;
     use super::super::submission::{Submission, SubmissionKind};
     use super::*;
-    use crate::consistency::{Consistency, Decision, PullView, SyncState};
+    use crate::consistency::{Ask, Consistency, Decision, PullView, SyncPolicy, SyncState};
     use crate::hands::Alone;
     use crate::policy::Policy;
     use crate::prng::Prng;
     use crate::registry::{Entry, Registry};
     use crate::spec::Spec;
+    use crate::table::Chunk;
     use crate::types::ServerId;
+    use std::collections::BTreeMap;
 
     /// Asks for parameters when they are older than two iterations, and takes even versions only.
     #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
 use super::encoding::{LayerFactors, Payloads};
+use super::fetch::FetchId;
 use super::layout::{Layout, RowPlace, Share, elements_of};
 use super::local_table::{LocalTable, Reply};
-use super::memory::FetchId;
 use super::missing::Missing;
 use super::partial_pull::BlockId;
 use super::scheduler::Scheduler;
@@ -94,6 +94,17 @@ pub(super) struct TablePush {
     pub(super) asks: Asks,
     /// The application need not wait for its end once the table's copy is fresh enough.
     pub(super) takes_copy: bool,
+}
+
+/// What a worker asks for after a push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Nothing: it goes on with the parameters that are here.
+    Nothing,
+    /// That it may go on with them.
+    Leave,
+    /// The parameters that follow.
+    Parameters,
 }
 
 /// What is asked for with a push.
@@ -190,6 +201,13 @@ impl Request {
             is_late: false,
             kind,
         }
+    }
+
+    /// Asks whether the worker may begin an iteration with the parameters that it has: a pull of no rows, which the consistency model
+    /// answers as any other, and nothing comes with that.
+    pub(super) fn leave(shard: ShardId, table: usize, clock: Clock, ticket: Ticket) -> Request {
+        let kind = RequestKind::Pull { rows: Some(Vec::new()), now: false };
+        Request::new(shard, table, clock, ticket, kind)
     }
 
     /// The worker may go on without its answer by this rule, or not at all.

@@ -1,9 +1,10 @@
 //! The requests that are under way, found by number without a search.
 
+use super::layout::Share;
 use super::request::{Acknowledged, Request};
 use super::session::Session;
 use super::tables::Tables;
-use super::ticket::{Expected, Ticket};
+use super::ticket::{Expected, Ticket, Tickets};
 use crate::landing::{Destination, Landing};
 use crate::types::{Clock, ShardId};
 use crate::wire::frame::Params;
@@ -102,6 +103,17 @@ impl Requests {
     /// All of them, in no order that means anything.
     pub(super) fn values(&self) -> impl Iterator<Item = &Request> {
         self.slots.iter().filter_map(|slot| slot.filed.as_ref()).map(|filed| &filed.request)
+    }
+
+    /// Whether somebody waits for requests about a table. Nobody waits for what a partial pull went on without.
+    pub(super) fn are_waited_for(&self, table: usize, tickets: &Tickets) -> bool {
+        self.values().any(|request| request.table() == table && tickets.contains(request.ticket()))
+    }
+
+    /// Whether a share of the answers to a ticket's requests is here.
+    pub(super) fn have_share(&self, ticket: Ticket, share: Share, tables: &Tables) -> bool {
+        let mut its = self.values().filter(|request| request.ticket() == ticket);
+        its.all(|request| request.has_share(tables[request.table()].layout(), share))
     }
 
     /// The application goes on without the end of those requests of a ticket for which a copy would do.

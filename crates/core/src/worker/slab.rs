@@ -4,7 +4,7 @@
 //! [`super::Worker::redeem_slabs`] gives it back when gradient and answer are through.
 
 use super::WorkerError;
-use super::memory::{FetchId, Retired};
+use super::fetch::{FetchId, Retired};
 use super::missing::Missing;
 use crate::codec::half;
 use crate::kernels::Values;

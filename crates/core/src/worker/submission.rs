@@ -13,6 +13,7 @@ use super::layout::{Layout, elements_of};
 use super::missing::{Missing, NOTHING};
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{Prepared, Slab};
+use super::ticket::{Pending, TicketKind};
 use crate::codec::{CodecError, half};
 use crate::hands::{self, Hands};
 use crate::hold::{Hold, UpdateView};
@@ -21,7 +22,7 @@ use crate::lease::{Lease, Pool};
 use crate::limits;
 use crate::policy::NonFinite;
 use crate::store::{Allocate, Buffer};
-use crate::types::Clock;
+use crate::types::{Clock, Time};
 use crate::wire::DType;
 use std::sync::Arc;
 
@@ -42,6 +43,20 @@ pub(super) enum SubmissionKind {
     Push { want_params: bool },
     /// Those of slabs, and the parameters that follow.
     Exchange,
+}
+
+impl SubmissionKind {
+    /// The ticket that its application waits on, for gradients of a clock.
+    pub(super) fn pending(self, now: Time, clock: Clock, parts: &[Part<'_>]) -> Pending {
+        match self {
+            SubmissionKind::Push { .. } => {
+                Pending::new(TicketKind::Push { table: parts[0].table, clock }, now)
+            }
+            SubmissionKind::Exchange => {
+                Pending::new(TicketKind::Exchange { clock, tables: parts.len() }, now).read_by(clock + 1)
+            }
+        }
+    }
 }
 
 /// One table's part of a submission.

@@ -3,12 +3,16 @@
 use super::WorkerError;
 use super::answers::Decoders;
 use super::encoding::{Sender, TableCodecs};
-use super::local_table::{LocalTable, Planned, TablePolicies};
+use super::holder::HoldCounts;
+use super::local_table::LocalTable;
 use super::session::Access;
-use crate::policy::{Policy, PolicyOverride};
+use crate::consistency::SyncPolicy;
+use crate::hold::Hold;
+use crate::policy::{NonFinite, Policy, PolicyOverride};
 use crate::registry::Registry;
+use crate::status::UpdatesReport;
 use crate::store::Allocate;
-use crate::table::{Pack, TableSpec};
+use crate::table::{Chunk, Pack, TableSpec};
 use crate::types::{Clock, ServerId, ShardId, TableId};
 use crate::wire::Plan;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,10 +26,56 @@ pub(super) struct Tables {
     decoders: Decoders,
 }
 
+/// A table's entry in a plan.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) policies: TablePolicies,
+}
+
+/// Policies of a table from an epoch on.
+#[derive(Debug)]
+pub(super) struct TablePolicies {
+    pub(super) nonfinite: NonFinite,
+    /// Its frames overtake those of tables that were created later.
+    pub(super) is_prioritized: bool,
+    pub(super) sync: SyncPolicy,
+    /// The same for servers that have rules of their own.
+    pub(super) sync_apart: BTreeMap<ServerId, SyncPolicy>,
+    pub(super) is_broadcast: bool,
+    /// Which updates are held back, if some are.
+    pub(super) hold: Option<Hold>,
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
+    pub(super) valid_from: u32,
+    /// Its codecs, if that epoch is another one than before.
+    pub(super) codecs: Option<TableCodecs>,
+}
+
 impl Tables {
     /// Whether every table's model has workers leave out iterations whose rounds closed without them.
     pub(super) fn catch_up(&self) -> bool {
         self.iter().all(LocalTable::catches_up)
+    }
+
+    /// Indices of the tables that hold updates back; with `all` also of those that may.
+    pub(super) fn holding(&self, all: bool) -> Vec<usize> {
+        let holds =
+            |local: &LocalTable| if all { local.held().may_hold() } else { local.held().holds_back() };
+        let tables = self.tables.iter().enumerate().filter(|(_, local)| !local.is_submitting());
+        tables.filter(|(_, local)| holds(local)).map(|(table, _)| table).collect()
+    }
+
+    /// What became of updates, where the policy `hold` is used or was.
+    pub(super) fn updates(&self) -> Option<UpdatesReport> {
+        let counts = self.iter().map(|table| table.held().counts());
+        let HoldCounts { sent, held, longest } = counts.fold(HoldCounts::default(), HoldCounts::beside);
+        (sent + held > 0).then_some(UpdatesReport { sent, held, longest })
+    }
+
+    /// A sentence about the update that has been held back for longest.
+    pub(super) fn explain_hold(&self) -> Option<String> {
+        let oldest = self.iter().filter_map(|table| table.held().explain(table.name())).max();
+        oldest.map(|(_, sentence)| sentence)
     }
 
     /// The shards that have a part of some table.

@@ -216,6 +216,11 @@ impl Pending {
         self.reads.filter(|_| self.takes_copy)
     }
 
+    /// Whether it may be due before all that is under way for it is over.
+    pub(super) fn may_end_early(&self) -> bool {
+        self.partial.is_some() || self.copy_for().is_some()
+    }
+
     /// The application waits for it from now on.
     pub(super) fn begin_wait(&mut self, now: Time) {
         self.waits_since.get_or_insert(now);

@@ -6,13 +6,12 @@
 use super::WorkerError;
 use super::allocation::Allocation;
 use super::copies::{self, Copies, Needed};
+use super::fetch::FetchKind;
 use super::gradient::PullOptions;
-use super::holder::HoldCounts;
 use super::iteration::Iteration;
 use super::layout::Share;
 use super::links::{Idle, Links};
-use super::local_table::{LocalTable, Wish};
-use super::memory::FetchKind;
+use super::local_table::LocalTable;
 use super::partial_pull::PartialPulls;
 use super::reporter::Reporter;
 use super::request::{self, Answer, Asks, Payload, Request, RequestKind, TablePush};
@@ -31,7 +30,7 @@ use crate::landing::{Destination, Landing};
 use crate::limits;
 use crate::policy::PolicyOverride;
 use crate::registry::Registry;
-use crate::status::{UpdatesReport, WorkerReport};
+use crate::status::WorkerReport;
 use crate::store::Allocate;
 use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::waits::{Delay, WaitCause};
@@ -40,9 +39,6 @@ use crate::wire::frame::{Form, Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Rows that one pull frame asks for at most.
-const ROWS_PER_PULL: usize = limits::MAX_DATA_BYTES / 8;
 
 /// A worker's dealings with the shards.
 #[derive(Debug)]
@@ -344,13 +340,6 @@ impl Traffic {
         self.iteration.end_submission(submission.clock);
     }
 
-    /// Tables that hold updates back; with `all` also those that may.
-    pub(super) fn holding(&self, all: bool) -> Vec<usize> {
-        let is_meant = |local: &LocalTable| if all { local.may_hold() } else { local.holds_back() };
-        let tables = self.tables.iter().enumerate().filter(|(_, local)| !local.is_submitting());
-        tables.filter(|(_, local)| is_meant(local)).map(|(table, _)| table).collect()
-    }
-
     /// Sends what a submission has prepared. On an error nothing is sent, and it has the slabs that it was begun with.
     pub(super) fn finish(
         &mut self,
@@ -373,14 +362,7 @@ impl Traffic {
             self.say_leave(session);
             return Err(why);
         }
-        let mut pending = match kind {
-            SubmissionKind::Push { .. } => {
-                Pending::new(TicketKind::Push { table: parts[0].table, clock }, now)
-            }
-            SubmissionKind::Exchange => {
-                Pending::new(TicketKind::Exchange { clock, tables: parts.len() }, now).read_by(clock + 1)
-            }
-        };
+        let mut pending = kind.pending(now, clock, parts);
         let (mut pushes, mut in_flight) = (Vec::with_capacity(parts.len()), Vec::new());
         for part in parts {
             let (table, local) = (part.table, &mut self.tables[part.table]);
@@ -400,11 +382,9 @@ impl Traffic {
                         pending = pending.read_by(clock + 1);
                     }
                     let takes_copy = wants && fetch_kind == FetchKind::Background;
-                    let wish = if wants { local.wish_after(clock, part.is_held) } else { Wish::Nothing };
-                    let asks = match wish {
-                        Wish::Nothing => Asks::Nothing,
-                        Wish::Leave => Asks::Leave,
-                        Wish::Parameters => Asks::Parameters(local.begin_pull(clock + 1, fetch_kind)),
+                    let asks = match wants {
+                        true => local.begin_asking(clock, part.is_held, fetch_kind),
+                        false => Asks::Nothing,
                     };
                     pushes.push(TablePush { table, gradient, asks, takes_copy });
                 }
@@ -414,9 +394,7 @@ impl Traffic {
         }
         let replicated = |push: &TablePush| self.tables[push.table].is_broadcast().then_some(push.table);
         let replicated: Vec<usize> = pushes.iter().filter_map(replicated).collect();
-        let takes_copy = pushes.iter().any(|push| push.takes_copy);
-        let pending = pending.with_copy(takes_copy).with_slabs(in_flight);
-        let ticket = self.submit(session, now, pending, clock, pushes);
+        let ticket = self.submit(session, now, pending.with_slabs(in_flight), clock, pushes);
         replicated.into_iter().for_each(|table| self.answer_at_once(now, table));
         Ok(ticket)
     }
@@ -433,6 +411,7 @@ impl Traffic {
     ) -> Ticket {
         let ticket = self.tickets.reserve();
         let mut expected = Expected::default();
+        let takes_copies = pushes.iter().any(|push| push.takes_copy);
         for TablePush { table, gradient, asks, takes_copy } in pushes {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
             let reply = asks.reply();
@@ -452,9 +431,7 @@ impl Traffic {
                 expected.add(&request);
                 self.request(session, now, request);
                 if matches!(asks, Asks::Leave) {
-                    // A pull of no rows: the model lets the worker go on, and nothing comes with that.
-                    let kind = RequestKind::Pull { rows: Some(Vec::new()), now: false };
-                    let request = Request::new(shard, table, clock + 1, ticket, kind);
+                    let request = Request::leave(shard, table, clock + 1, ticket);
                     let request = request.with_partial(self.tables[table].partial_pull(shard));
                     expected.add(&request);
                     self.request(session, now, request);
@@ -462,7 +439,7 @@ impl Traffic {
             }
         }
         let is_partial = expected.loose != Outstanding::default();
-        let pending = pending.with_partial(is_partial.then_some(clock + 1));
+        let pending = pending.with_partial(is_partial.then_some(clock + 1)).with_copy(takes_copies);
         self.tickets.file(ticket, pending.expecting_each(expected));
         ticket
     }
@@ -479,11 +456,7 @@ impl Traffic {
         let local = &mut self.tables[index];
         local.check_not_lent()?;
         let is_sparse = local.layout().is_sparse();
-        if is_sparse != options.rows.is_some() && !options.now {
-            let sentence =
-                if is_sparse { "is sparse: name the rows to pull" } else { "is dense: pull it whole" };
-            return Err(WorkerError::Order(format!("table `{}` {sentence}", local.name())));
-        }
+        local.layout().check_pull(&options)?;
         let clock = local.pull_clock(self.iteration.clock());
         let kind = TicketKind::Pull { table: index, clock };
         self.reporter.note_pull(true);
@@ -500,10 +473,7 @@ impl Traffic {
             if !options.now {
                 self.tables[index].answer_rows(clock, &mut of_shard.rows, &mut values);
             }
-            // Of a shard of which no row is wanted any more, the leave to go on.
-            for part in 0..of_shard.rows.len().div_ceil(ROWS_PER_PULL).max(1) {
-                let end = of_shard.rows.len().min((part + 1) * ROWS_PER_PULL);
-                let rows = of_shard.rows[part * ROWS_PER_PULL..end].to_vec();
+            for rows in of_shard.pulls() {
                 answers += 1;
                 let kind = RequestKind::Pull { rows: Some(rows), now: options.now };
                 self.request(session, now, Request::new(of_shard.shard, index, clock, ticket, kind));
@@ -954,13 +924,10 @@ impl Traffic {
             return Some(Err(error.clone()));
         }
         let is_partly_here = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock));
-        if let Some(clock) = pending.copy_for().filter(|_| !pending.is_over()) {
+        if let Some(are_fresh) = copies::are_fresh(&self.tables, pending) {
             // Other tables of an exchange may be without a cache.
             let lacks_others = pending.is_firmly_open() || pending.is_loosely_open() && !is_partly_here;
-            let mut copies = pending.copied_tables();
-            let may_go_on =
-                has_room && !lacks_others && copies.all(|table| self.tables[table].is_fresh(clock));
-            return may_go_on.then_some(Ok(()));
+            return (has_room && are_fresh && !lacks_others).then_some(Ok(()));
         }
         let may_go_on = is_partly_here && !pending.is_firmly_open() && has_room;
         (may_go_on || pending.is_over() || !pending.is_open()).then_some(Ok(()))
@@ -1021,16 +988,10 @@ impl Traffic {
         let waits_for = pending.kind().sentence(|table| self.tables[table].name());
         let is_start = self.tickets.start() == Some(ticket);
         let mut sentence = session.explain(now.since(pending.since()), waits_for, is_start);
-        let copy = |clock: Clock| {
-            let mut tables = pending.copied_tables().map(|table| &self.tables[table]);
-            tables.find(|table| !table.is_fresh(clock)).map(|table| table.explain_copy(clock))
-        };
-        if let Some(copy) = pending.copy_for().and_then(copy) {
-            sentence += &format!("; {copy}");
-        }
         let silent = self.requests.silent_servers(ticket, session);
-        if !silent.is_empty() {
-            sentence += &format!("; {}", silent.join(", "));
+        let silent = (!silent.is_empty()).then(|| silent.join(", "));
+        for why in copies::explain(&self.tables, pending).into_iter().chain(silent) {
+            sentence += &format!("; {why}");
         }
         sentence
     }
@@ -1043,12 +1004,10 @@ impl Traffic {
 
     /// Whether a share of the parameters is in the slabs of an exchange. Of one that may end early nothing is known before it does.
     pub(super) fn has_share(&self, ticket: Ticket, share: Share) -> bool {
-        let may_end_early = |pending: &Pending| pending.partial().is_some() || pending.copy_for().is_some();
-        if self.tickets.get(ticket).is_some_and(may_end_early) {
+        if self.tickets.get(ticket).is_some_and(Pending::may_end_early) {
             return false;
         }
-        let mut its = self.requests.values().filter(|request| request.ticket() == ticket);
-        its.all(|request| request.has_share(self.tables[request.table()].layout(), share))
+        self.requests.have_share(ticket, share, &self.tables)
     }
 
     /// Forgets a ticket and returns the rows that it brought. Slabs are taken back.
@@ -1073,10 +1032,8 @@ impl Traffic {
     /// Lends a dense table's buffers to the application.
     pub(super) fn lend(&mut self, lender: u64, table: TableId) -> Result<Slab, WorkerError> {
         let index = self.tables.index(table)?;
-        // Nobody waits for what a partial pull went on without.
-        let is_waited_for =
-            |request: &Request| request.table() == index && self.tickets.contains(request.ticket());
-        let is_busy = self.tables[index].is_submitting() || self.requests.values().any(is_waited_for);
+        let is_busy =
+            self.tables[index].is_submitting() || self.requests.are_waited_for(index, &self.tickets);
         self.tables[index].lend(table, lender, is_busy, &**self.allocation.allocator())
     }
 
@@ -1117,16 +1074,8 @@ impl Traffic {
     fn completed(&self, report: WorkerReport) -> WorkerReport {
         let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
         let (bytes_relayed, waited) = (self.streams.bytes_relayed(), self.tickets.waited());
-        let holding = self.tables.iter().filter_map(LocalTable::explain_hold).max();
-        let holding = holding.map(|(_, sentence)| sentence);
-        WorkerReport { bytes_relayed, version, waited, updates: self.updates(), holding, ..report }
-    }
-
-    /// What became of updates, where the policy `hold` is used or was.
-    fn updates(&self) -> Option<UpdatesReport> {
-        let counts = self.tables.iter().map(LocalTable::hold_counts);
-        let HoldCounts { sent, held, longest } = counts.fold(HoldCounts::default(), HoldCounts::beside);
-        (sent + held > 0).then_some(UpdatesReport { sent, held, longest })
+        let (updates, holding) = (self.tables.updates(), self.tables.explain_hold());
+        WorkerReport { bytes_relayed, version, waited, updates, holding, ..report }
     }
 
     /// Counts against what they count.
