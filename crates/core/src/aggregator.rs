@@ -28,7 +28,7 @@ use crate::policy::Order;
 use crate::registry::Registry;
 use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
-use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
+use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
@@ -199,6 +199,12 @@ impl Aggregator {
         match message {
             Control::Plan(plan) => self.take_plan(now, *plan),
             Control::Change { epoch, change } => self.take_change(epoch, &change),
+            Control::IdleWorkers { workers, .. } => {
+                let idle: Vec<(WorkerId, Clock)> =
+                    workers.iter().map(|idle| (idle.worker, idle.until)).collect();
+                let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+                self.proxies.iter_mut().for_each(|proxy| proxy.set_idle(&idle, &mut out));
+            }
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }

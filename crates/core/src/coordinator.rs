@@ -11,6 +11,8 @@ mod commands;
 mod config;
 mod declarations;
 mod epochs;
+mod idlers;
+mod phase;
 mod readers;
 mod routes;
 mod scheduler;
@@ -42,6 +44,7 @@ use barriers::{Arrival, Barriers};
 use commands::Commands;
 use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
+use phase::{Phase, Stage};
 use readers::Readers;
 use routes::Routes;
 use scheduler::{Release, Scheduler};
@@ -87,16 +90,6 @@ pub struct Coordinator {
 
 /// Readers' incarnations are drawn apart from workers'.
 const READERS_FORK: u64 = 1;
-
-/// How far a job is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// Members are missing, or shards have not entered the plan.
-    Starting,
-    /// Workers have the plan.
-    Running,
-    Over,
-}
 
 impl Coordinator {
     /// A coordinator that waits for the job's members. The configuration must have passed [`JobConfig::check`].
@@ -152,36 +145,9 @@ impl Coordinator {
 
     /// The job's phase, or what it waits for, as a sentence.
     fn phase(&self) -> String {
-        match (self.stage, &self.epochs) {
-            (Stage::Over, _) => match &self.failure {
-                Some(why) => format!("over: {why}"),
-                None if self.workers.count(MemberState::Dead) > 0 => "over: all workers left or died".into(),
-                None => "over: all workers left".into(),
-            },
-            (Stage::Running, _) => {
-                let running = self.workers.count(MemberState::Running);
-                let others = [(MemberState::Joining, "joining"), (MemberState::Dead, "declared dead")];
-                let others = others.map(|(state, word)| (self.workers.count(state), word));
-                let others = others.iter().filter(|(count, _)| *count > 0);
-                let others: String = others.map(|(count, word)| format!("; {count} {word}")).collect();
-                let readers = self.readers.words();
-                let missing = self.vacancy.as_ref().map(Vacancy::words).unwrap_or_default();
-                let unsettled = self.epochs.as_ref().and_then(Epochs::why_unsettled);
-                let unsettled = unsettled.map(|why| format!("; {why}")).unwrap_or_default();
-                format!("running with {running} workers{others}{readers}{missing}{unsettled}")
-            }
-            (Stage::Starting, Some(epochs)) => {
-                let (ready, shards) = (epochs.entered_count(), epochs.newest().shards.len());
-                format!("starting: {ready} of {shards} data cores are ready")
-            }
-            (Stage::Starting, None) => format!(
-                "waiting: {} of {} workers and {} of {} servers are here",
-                self.workers.declared_count(),
-                self.config.workers,
-                self.servers.complete_count(),
-                self.config.servers
-            ),
-        }
+        let Coordinator { stage, failure, config, workers, readers, servers, epochs, vacancy, .. } = self;
+        let (failure, epochs, vacancy) = (failure.as_deref(), epochs.as_ref(), vacancy.as_ref());
+        Phase { stage: *stage, failure, config, workers, readers, servers, epochs, vacancy }.to_string()
     }
 
     fn is_planned(&self) -> bool {
@@ -193,7 +159,11 @@ impl Coordinator {
             Control::Declare { tables } => self.declare(now, worker, tables),
             Control::WorkerReport(report) => self.take_worker_report(now, worker, report),
             Control::Pushed { clock } => self.pushed(now, worker, clock),
-            Control::Barrier { name, number } => self.arrive(worker, name, number),
+            Control::Barrier { name, number } => self.arrive(now, worker, name, number),
+            Control::Idle { until } if self.workers.is_running(worker) => {
+                self.barriers.set_idle(worker, until);
+                self.settle_barriers(now, None);
+            }
             Control::Leave => {
                 self.send(NodeId::Worker(worker), &Control::Left);
                 self.part_with(now, worker, MemberState::Left);
@@ -308,6 +278,10 @@ impl Coordinator {
                 self.shard_entered(now, id, epoch, &joining);
             }
             Control::ShardReport(report) => self.take_shard_report(now, id, *report),
+            Control::IdleNoted { number, version } => {
+                self.barriers.idlers_mut().note(id, number, version);
+                self.settle_barriers(now, None);
+            }
             Control::Stop { error: Some(error) } => {
                 self.end(Some(control::sentence(format!("{id}: {error}"))));
             }
@@ -434,6 +408,8 @@ impl Coordinator {
         {
             let message = Control::Plan(Box::new(epochs.newest().clone()));
             self.send(NodeId::Shard(id), &message);
+            let idle = self.barriers.idlers().message();
+            idle.into_iter().for_each(|message| self.send(NodeId::Shard(id), &message));
         }
     }
 
@@ -444,6 +420,8 @@ impl Coordinator {
         {
             let message = Control::Plan(Box::new(epochs.newest().clone()));
             self.send(NodeId::Aggregator(id), &message);
+            let idle = self.barriers.idlers().message();
+            idle.into_iter().for_each(|message| self.send(NodeId::Aggregator(id), &message));
         }
     }
 
@@ -470,9 +448,7 @@ impl Coordinator {
         // A joining worker's first clock is 1 or later: the first round is for those whom the job begins with.
         let at_least = scheduled.max(1);
         let message = epochs.make(now, change.clone(), at_least);
-        let shards = self.servers.informed().map(NodeId::Shard);
-        let told: Vec<NodeId> = shards.chain(self.aggregators.informed().map(NodeId::Aggregator)).collect();
-        told.into_iter().for_each(|to| self.send(to, &message));
+        self.tell_informed(&message);
         if let (Some(scheduler), Some(epochs)) = (&mut self.scheduler, &self.epochs) {
             // It judges by the model of the first table.
             let sync = epochs.newest().policy_of(TableId(0), ServerId(0)).sync(&self.registry);
@@ -480,6 +456,13 @@ impl Coordinator {
         }
         self.send_releases();
         self.settle_epochs(now);
+    }
+
+    /// Tells all shards and aggregators that have the plan.
+    fn tell_informed(&mut self, message: &Control) {
+        let shards = self.servers.informed().map(NodeId::Shard);
+        let told: Vec<NodeId> = shards.chain(self.aggregators.informed().map(NodeId::Aggregator)).collect();
+        told.into_iter().for_each(|to| self.send(to, message));
     }
 
     fn shard_entered(&mut self, now: Time, id: ShardId, epoch: u32, joining: &[FirstClock]) {
@@ -639,7 +622,7 @@ impl Coordinator {
         } else if !self.workers.lived_before(worker) {
             self.workers.remove(worker);
         }
-        self.release_barriers(worker);
+        self.settle_barriers(now, Some(worker));
         if self.workers.live().next().is_none() {
             let error = self.workers.have_all_died().then(|| "all workers died".into());
             // One that died may come back to finish its work, though others have left with theirs done.
@@ -701,7 +684,7 @@ impl Coordinator {
         self.barriers.forget(worker);
         self.log(format!("{worker} is started anew; its former process is declared dead"));
         self.enter(now, Change::Left { worker });
-        self.release_barriers(worker);
+        self.settle_barriers(now, Some(worker));
     }
 
     /// A worker that was declared dead is told, and sent away.
@@ -716,21 +699,29 @@ impl Coordinator {
     }
 
     /// A worker comes to a barrier, or says again after a broken connection that it is there.
-    fn arrive(&mut self, worker: WorkerId, name: String, number: u64) {
+    fn arrive(&mut self, now: Time, worker: WorkerId, name: String, number: u64) {
         match self.barriers.arrive(worker, &name, number) {
-            Arrival::Waits => self.release_barriers(worker),
+            Arrival::Waits => self.settle_barriers(now, Some(worker)),
             Arrival::Reached => {
-                self.send(NodeId::Worker(worker), &Control::BarrierReached { name, last: None });
+                let message = Control::BarrierReached { name, last: None, version: None };
+                self.send(NodeId::Worker(worker), &message);
             }
             Arrival::Refused(message) => self.refuse(NodeId::Worker(worker), Cause::Protocol, message),
         }
     }
 
-    /// Lets workers go on from the barriers at which all of them are, now that this one has come or left.
-    fn release_barriers(&mut self, last: WorkerId) {
+    /// Lets workers go on from the barriers at which all of them are, now that this one has come or left, and tells those who wait for
+    /// pushes which workers push nothing for now.
+    fn settle_barriers(&mut self, now: Time, last: Option<WorkerId>) {
         let running: Vec<WorkerId> = self.workers.running().collect();
-        for name in self.barriers.take_reached(&running) {
-            let message = Control::BarrierReached { name, last: Some(last) };
+        self.barriers.settle(&running, last);
+        if let Some(message) = self.barriers.idlers_mut().poll_news() {
+            self.tell_informed(&message);
+            let idle: Vec<(WorkerId, Clock)> = self.barriers.idlers().idle().collect();
+            self.scheduler.iter_mut().for_each(|scheduler| scheduler.set_idle(now, &idle));
+            self.send_releases();
+        }
+        while let Some(message) = self.barriers.poll_reached(self.servers.ids()) {
             running.iter().for_each(|id| self.send(NodeId::Worker(*id), &message));
         }
     }

@@ -152,6 +152,10 @@ impl Shard {
             Control::Plan(plan) => self.take_plan(now, *plan),
             Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::ReportRequest => self.send_report(now),
+            Control::IdleWorkers { number, workers } => {
+                let version = self.tables.set_idle(now, &workers, &mut self.delivery);
+                self.tell_coordinator(&Control::IdleNoted { number, version });
+            }
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }
@@ -258,16 +262,14 @@ impl Shard {
     fn tell_entered(&mut self) {
         let Some(plan) = &self.plan else { return };
         let joining = plan.live_members().filter(|member| member.standing == Standing::Joining);
-        let first = |member: &Member| FirstClock {
-            worker: member.worker,
-            incarnation: member.incarnation,
-            clock: self.tables.first_clock(member.worker),
+        let first = |&Member { worker, incarnation, .. }: &Member| {
+            let clock = self.tables.first_clock(worker);
+            FirstClock { worker, incarnation, clock }
         };
-        let joining = joining.map(first).collect();
         let has_first = plan.member(WorkerId::FIRST).is_some_and(Member::is_live);
         let lacks_values = if has_first { None } else { self.tables.without_values() };
-        let entered = Control::Entered { epoch: plan.epoch, joining, lacks_values };
-        self.tell_coordinator(&entered);
+        let (epoch, joining) = (plan.epoch, joining.map(first).collect());
+        self.tell_coordinator(&Control::Entered { epoch, joining, lacks_values });
     }
 
     fn remove_worker(&mut self, worker: WorkerId) {

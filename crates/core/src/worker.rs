@@ -67,7 +67,7 @@ use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId
 use crate::waits::WaitCause;
 use crate::wire::{Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use crate::wire::{ack, control};
-use barriers::Barriers;
+use barriers::{Barriers, Said};
 use local_table::LocalTable;
 use missing::Missing;
 use request::Payload;
@@ -86,6 +86,7 @@ pub struct Worker {
     session: Session,
     traffic: Traffic,
     barriers: Barriers,
+    idle: Said,
     rulings: Rulings,
     /// Whether its application makes the steps that the policy `local` asks for.
     steps_locally: bool,
@@ -99,6 +100,7 @@ impl Worker {
             session: Session::new(now, config),
             traffic: Traffic::new(now),
             barriers: Barriers::default(),
+            idle: Said::default(),
             rulings: Rulings::default(),
             steps_locally: false,
         }
@@ -463,6 +465,17 @@ impl Worker {
         }
     }
 
+    /// Tells the coordinator if rounds need not wait for this worker: others would wait with them for ever.
+    fn say_idle(&mut self) {
+        let until = self.traffic.idle_until();
+        let is_reader = self.session.access() == Access::ReadOnly;
+        // The coordinator has to know of a barrier first.
+        let is_early = until == Clock::MAX && self.barriers.has_untold();
+        if !is_reader && !is_early && self.idle.is_news(until) {
+            self.session.tell_coordinator(&Control::Idle { until });
+        }
+    }
+
     /// Asks the coordinator how the job stands.
     pub fn query_status(&mut self, now: Time) -> Result<Ticket, WorkerError> {
         self.session.check_alive()?;
@@ -705,7 +718,8 @@ impl Worker {
                     self.traffic.tickets_mut().hold(ticket, cause, now);
                 }
             }
-            Control::BarrierReached { name, last } => {
+            Control::BarrierReached { name, last, version } => {
+                version.into_iter().for_each(|version| self.traffic.iteration_mut().miss(version));
                 if let Some(ticket) = self.barriers.reached(&name) {
                     let cause = last.map_or(WaitCause::Coordinator, WaitCause::Barrier);
                     self.traffic.tickets_mut().hold(ticket, cause, now);
@@ -792,6 +806,7 @@ impl Worker {
             self.send_declaration();
         }
         self.barriers.tell_again();
+        self.idle.say_again();
         self.say_barriers();
         if self.traffic.tickets().wants_policies() {
             self.session.tell_coordinator(&Control::PoliciesQuery);
@@ -925,6 +940,7 @@ impl Role for Worker {
             let waiting = awaited.map(|ticket| self.explain(now, ticket));
             let report = self.traffic.take_report(now, waiting);
             self.session.tell_coordinator(&Control::WorkerReport(report));
+            self.say_idle();
         }
     }
 

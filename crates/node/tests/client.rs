@@ -304,3 +304,34 @@ fn the_status_names_the_worker_that_others_wait_for() {
     drop((first, second));
     stop(servers);
 }
+
+/// Workers that count their own steps: who has fewer of them waits at the barrier, and nobody's round waits for it meanwhile.
+#[test]
+fn a_worker_with_more_steps_than_others_makes_them_while_these_wait_at_a_barrier() {
+    const STEPS: [usize; 3] = [9, 4, 6];
+    for sync in ["bsp", "ssp:s=1", "drop:n=3", "psp:c=3", "quorum:q=0.75"] {
+        let mut job = config(STEPS.len() as u32, 2, sync);
+        job.policy.set(Axis::Reduce, "mean").unwrap();
+        let servers = start_servers(&job);
+        let work = |rank: usize| {
+            let (job, table) = join(&servers, rank as u32, TIMEOUT);
+            job.start().unwrap();
+            for phase in ["first", "second"] {
+                for _ in 0..STEPS[rank] {
+                    table.update(&vec![1.0; ELEMENTS]).unwrap();
+                    job.clock();
+                    table.sync().unwrap_or_else(|error| panic!("{sync}, worker {rank}, {phase}: {error}"));
+                }
+                job.barrier(phase).unwrap();
+            }
+            job.close().unwrap();
+        };
+        std::thread::scope(|scope| {
+            for rank in 0..STEPS.len() {
+                let work = &work;
+                scope.spawn(move || work(rank));
+            }
+        });
+        stop(servers);
+    }
+}

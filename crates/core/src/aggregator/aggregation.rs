@@ -550,6 +550,21 @@ impl Aggregation {
         self.tables[number].forget_push(worker, clock, intake);
     }
 
+    /// These workers, and no others, push nothing before a clock.
+    pub(super) fn set_idle(
+        &mut self,
+        idle: &[(WorkerId, Clock)],
+        intakes: &mut [PushIntake],
+        peers: &mut Peers<'_, '_>,
+    ) {
+        for (number, intake) in intakes.iter_mut().enumerate() {
+            self.tables[number].set_idle(idle);
+            for clock in self.tables[number].open_clocks() {
+                self.seal(number, clock, intake, peers);
+            }
+        }
+    }
+
     /// A worker is gone: what it has pushed stays, and nothing waits for the rest.
     pub(super) fn remove_worker(
         &mut self,

@@ -196,6 +196,12 @@ impl ShardProxy {
         self.aggregation.tables_mut().for_each(|table| table.join(worker, clock));
     }
 
+    /// These workers, and no others, push nothing before a clock: nothing is held for them.
+    pub(super) fn set_idle(&mut self, idle: &[(WorkerId, Clock)], out: &mut Out<'_>) {
+        let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
+        aggregation.set_idle(idle, intakes, &mut Peers { members, uplink, out });
+    }
+
     /// The first clock of which nothing of an earlier process of a worker was here.
     pub(super) fn first_clock(&self, worker: WorkerId) -> Clock {
         self.aggregation.tables().map(|table| table.first_clock(worker)).max().unwrap_or(0)

@@ -34,6 +34,8 @@ pub(super) struct Table {
     passed: BTreeMap<WorkerId, Passed>,
     /// The last clock of which something of a worker that is gone was here. It may be in a sum, and cannot be taken out again.
     departed: BTreeMap<WorkerId, Clock>,
+    /// Workers that push nothing before this clock.
+    idle: Vec<(WorkerId, Clock)>,
     /// Clocks that the shard refused, and how often.
     attempts: BTreeMap<Clock, u32>,
     /// The aggregate that gradients of a clock go to.
@@ -117,6 +119,7 @@ impl Table {
             unnoted: BTreeMap::new(),
             passed: BTreeMap::new(),
             departed: BTreeMap::new(),
+            idle: Vec::new(),
             attempts: BTreeMap::new(),
             open: BTreeMap::new(),
             spare: Vec::new(),
@@ -291,6 +294,7 @@ impl Table {
         match intake.under_way(worker) {
             Some(push) if push.clock() == clock => self.progress(push),
             Some(push) if push.clock() > clock => all,
+            _ if self.idle.iter().any(|&(idle, until)| idle == worker && until > clock) => all,
             _ => 0,
         }
     }
@@ -304,6 +308,12 @@ impl Table {
                 None => self.done.remove(&worker),
             };
         }
+    }
+
+    /// These workers, and no others, push nothing before a clock.
+    pub(super) fn set_idle(&mut self, idle: &[(WorkerId, Clock)]) {
+        self.idle.clear();
+        self.idle.extend_from_slice(idle);
     }
 
     /// A worker is gone. `under_way` is the clock of a push of which only a part is here.

@@ -19,7 +19,8 @@ use std::time::Duration;
 /// - *Worker 0*, where it evaluates the pull condition: [`set_judge`](Controller::set_judge) when it comes or goes,
 ///   [`verdict`](Controller::verdict), and as an output [`poll_question`](Controller::poll_question).
 /// - *The operator*: [`set_policy`](Controller::set_policy), [`join`](Controller::join),
-///   [`set_first_clock`](Controller::set_first_clock), [`remove_worker`](Controller::remove_worker).
+///   [`set_first_clock`](Controller::set_first_clock), [`set_idle`](Controller::set_idle),
+///   [`remove_worker`](Controller::remove_worker).
 /// - *Outputs*: after any of these but `admit`, and at [`next_timeout`](Controller::next_timeout), take all pulls from
 ///   [`poll_released`](Controller::poll_released), then call [`advance`](Controller::advance) once and step the optimizer.
 ///   Repeat both until `advance` returns `None`, and take the pulls that are left: those that an advance releases are answered
@@ -497,6 +498,13 @@ impl Controller {
     pub fn set_first_clock(&mut self, worker: WorkerId, clock: Clock) {
         self.questions.note_change();
         self.state.postpone(worker, clock);
+    }
+
+    /// From now on these workers, and no others, push nothing before a clock, and no earlier round waits for them. One that has left
+    /// iterations out counts as done with them, and one that waits at a barrier ([`Clock::MAX`]) does not count.
+    pub fn set_idle(&mut self, idle: &[(WorkerId, Clock)]) {
+        self.questions.note_change();
+        self.state.set_idle(idle);
     }
 
     /// A worker left or died. Its gradients stay, no round waits for it any more, and its pulls are forgotten. `under_way` is the

@@ -109,8 +109,8 @@ impl Quorum {
         let open = state.v_train();
         let expected = |typical_s: f64, began: Time| began + Duration::from_secs_f64(typical_s);
         let missing =
-            state.workers().map(|(_, worker)| worker).filter(|worker| worker.progress() < open as i64);
-        let worth_it = missing.filter_map(|worker| {
+            state.workers().filter(|(id, worker)| worker.progress() < open as i64 && !state.is_excused(*id));
+        let worth_it = missing.filter_map(|(_, worker)| {
             let typical_s = worker.typical_interval_s().unwrap_or(pace.step_s);
             (typical_s <= pace.step_s).then_some(expected(typical_s, state.began(worker)?))
         });

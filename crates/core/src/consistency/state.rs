@@ -1,5 +1,6 @@
 //! State of a (table, shard) that conditions see.
 
+use crate::limits;
 use crate::types::{Clock, Time, WorkerId};
 
 /// How much the newest interval weighs in a worker's average: about the last seven pushes matter.
@@ -24,6 +25,8 @@ pub struct SyncState {
     count: u32,
     /// Workers whose first round is later than the open one, with that round: they count from then on. Few, and seldom any.
     joining: Vec<(WorkerId, Clock)>,
+    /// Workers that push nothing until further notice.
+    idle: Vec<WorkerId>,
     /// [`SyncState::imbalance`] when the version last advanced.
     imbalance: f64,
     /// Workers that have said how many samples their gradients are the mean of, and the sum of these numbers.
@@ -111,9 +114,22 @@ impl SyncState {
         self.v_train
     }
 
-    /// Live workers that the open round is for: without those whose first round is a later one.
+    /// Live workers that the open round is for: without those whose first round is a later one, and those that wait at a barrier and
+    /// have not pushed it.
     pub fn n(&self) -> u32 {
-        self.n - self.joining.len() as u32
+        let idle = self.idle.iter().filter(|worker| self.is_excused(**worker)).count();
+        self.n - self.joining.len() as u32 - idle as u32
+    }
+
+    /// Whether the open round does without a live worker that has not pushed it: the worker waits at a barrier.
+    pub fn is_excused(&self, worker: WorkerId) -> bool {
+        self.idle.contains(&worker)
+            && self.worker(worker).is_some_and(|known| known.progress < signed(self.v_train))
+    }
+
+    /// Whether some live worker waits at a barrier.
+    pub fn has_idle(&self) -> bool {
+        self.idle.iter().any(|worker| self.worker(*worker).is_some())
     }
 
     /// Of these, the ones that are done with the open round.
@@ -246,11 +262,31 @@ impl SyncState {
         }
     }
 
+    /// From now on these workers, and no others, push nothing before a clock: one that has left iterations out is done with them, and
+    /// one that waits at a barrier ([`Clock::MAX`]) is not waited for.
+    pub(super) fn set_idle(&mut self, idle: &[(WorkerId, Clock)]) {
+        self.idle.clear();
+        let furthest = self.v_train.saturating_add(limits::MAX_CLOCK_SKIP);
+        for &(worker, until) in idle {
+            match self.worker_mut(worker) {
+                Some(_) if until == Clock::MAX => self.idle.push(worker),
+                Some(known) if known.progress < signed(until.min(furthest)) - 1 => {
+                    known.progress = signed(until.min(furthest)) - 1;
+                    let progress = known.progress;
+                    self.set_progress(worker, progress);
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// A worker that has pushed nothing yet owes rounds from a later one on.
     pub(super) fn postpone(&mut self, worker: WorkerId, first: Clock) {
         if self.worker(worker).is_some_and(|known| known.pushed.is_none() && known.first < first) {
+            let idle = self.idle.clone();
             self.leave(worker);
             self.join(worker, first);
+            self.idle = idle;
         }
     }
 
@@ -258,6 +294,7 @@ impl SyncState {
     pub(super) fn leave(&mut self, worker: WorkerId) -> Option<WorkerState> {
         let state = self.workers.get_mut(worker.0 as usize)?.take()?;
         self.joining.retain(|(joining, _)| *joining != worker);
+        self.idle.retain(|idle| *idle != worker);
         self.n -= 1;
         if let Some(samples) = state.samples {
             self.samples = (self.samples.0 - 1, self.samples.1 - u64::from(samples));
@@ -407,7 +444,9 @@ impl SyncState {
     fn by_progress(&self, wanted: fn(i64, i64) -> bool) -> impl Iterator<Item = WorkerId> {
         let open = signed(self.v_train);
         let is_joining = |worker: WorkerId| self.joining.iter().any(|(joining, _)| *joining == worker);
-        let wanted = |&(worker, progress): &(WorkerId, i64)| wanted(progress, open) && !is_joining(worker);
+        let wanted = |&(worker, progress): &(WorkerId, i64)| {
+            wanted(progress, open) && !is_joining(worker) && !self.is_excused(worker)
+        };
         let mut those: Vec<_> = self.live().filter(wanted).collect();
         those.sort_unstable_by_key(|&(worker, progress)| (progress, worker));
         those.into_iter().map(|(worker, _)| worker)
@@ -465,6 +504,21 @@ mod tests {
         assert_eq!(state.fastest(), Some((worker(1), 4)));
         assert_eq!(state.contributors().collect::<Vec<_>>(), [worker(2), worker(1)]);
         assert_eq!(state.missing().collect::<Vec<_>>(), [worker(0)]);
+    }
+
+    #[test]
+    fn a_round_is_not_for_workers_that_will_not_push_it() {
+        let mut state = SyncState::at(2, &[1, 4, 2, 1]);
+        state.set_idle(&[(worker(0), Clock::MAX), (worker(1), Clock::MAX), (worker(3), 2)]);
+        assert_eq!((state.n(), state.count()), (3, 2), "worker 1 has pushed it, and worker 3 will");
+        assert_eq!(state.missing().collect::<Vec<_>>(), [worker(3)]);
+        state.set_idle(&[(worker(3), 3)]);
+        assert_eq!((state.n(), state.count(), state.has_idle()), (4, 3, false), "worker 3 has left it out");
+        assert_eq!(state.worker(worker(3)).unwrap().pushed(), None);
+        state.set_idle(&[(worker(0), Clock::MAX)]);
+        state.leave(worker(0));
+        assert_eq!((state.n(), state.has_idle()), (3, false), "what was said of a worker leaves with it");
+        state.check().unwrap();
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! Barriers: names that all running workers wait at together.
 
+use super::idlers::{Idlers, Reached};
 use crate::limits;
-use crate::types::WorkerId;
+use crate::types::{Clock, ShardId, WorkerId};
+use crate::wire::Control;
 use std::collections::BTreeMap;
 
 /// The barriers, and the workers that wait at them.
 #[derive(Debug, Default)]
 pub(super) struct Barriers {
     workers: BTreeMap<WorkerId, Arrivals>,
+    idlers: Idlers,
 }
 
 /// Barriers that one worker has arrived at.
@@ -45,7 +48,7 @@ impl Barriers {
         if is_new {
             arrivals.last = number;
             arrivals.waiting.insert(name.to_owned(), number);
-        } else if arrivals.waiting.get(name) != Some(&number) {
+        } else if arrivals.waiting.get(name) != Some(&number) && !self.idlers.holds(name) {
             return Arrival::Reached;
         }
         Arrival::Waits
@@ -54,10 +57,42 @@ impl Barriers {
     /// A process is gone: its successor counts its barriers from 1.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.workers.remove(&worker);
+        self.idlers.set(worker, 0);
+    }
+
+    /// A worker pushes nothing before this clock. One that has said so at a barrier may be on its way from there.
+    pub(super) fn set_idle(&mut self, worker: WorkerId, until: Clock) {
+        if until != Clock::MAX || has(&self.workers, worker) {
+            self.idlers.set(worker, until);
+        }
+    }
+
+    /// What is known of workers that push nothing for now.
+    pub(super) fn idlers(&self) -> &Idlers {
+        &self.idlers
+    }
+
+    /// The same, to tell it, or to note who knows of it.
+    pub(super) fn idlers_mut(&mut self) -> &mut Idlers {
+        &mut self.idlers
+    }
+
+    /// Lets workers go on from the barriers at which all of these are, now that this one has come or left.
+    pub(super) fn settle(&mut self, running: &[WorkerId], last: Option<WorkerId>) {
+        let names = self.take_reached(running);
+        if !names.is_empty() {
+            self.idlers.reach(names, last, |worker| has(&self.workers, worker));
+        }
+    }
+
+    /// The news for all workers that they may go on from a barrier, once all of these shards wait for their pushes again.
+    pub(super) fn poll_reached(&mut self, shards: impl Iterator<Item = ShardId>) -> Option<Control> {
+        let (Reached { name, last, .. }, version) = self.idlers.poll(shards)?;
+        Some(Control::BarrierReached { name, last, version })
     }
 
     /// Takes out the barriers that all of these workers wait at.
-    pub(super) fn take_reached(&mut self, running: &[WorkerId]) -> Vec<String> {
+    fn take_reached(&mut self, running: &[WorkerId]) -> Vec<String> {
         let waits = |worker: &WorkerId, name: &str| {
             self.workers.get(worker).is_some_and(|arrivals| arrivals.waiting.contains_key(name))
         };
@@ -70,6 +105,11 @@ impl Barriers {
         }
         reached
     }
+}
+
+/// Whether a worker waits at a barrier.
+fn has(workers: &BTreeMap<WorkerId, Arrivals>, worker: WorkerId) -> bool {
+    workers.get(&worker).is_some_and(|arrivals| !arrivals.waiting.is_empty())
 }
 
 #[cfg(test)]

@@ -88,6 +88,12 @@ impl Scheduler {
         self.settle(now);
     }
 
+    /// These workers, and no others, push nothing before a clock.
+    pub(super) fn set_idle(&mut self, now: Time, idle: &[(WorkerId, Clock)]) {
+        self.controller.set_idle(idle);
+        self.settle(now);
+    }
+
     pub(super) fn handle_timeout(&mut self, now: Time) {
         self.settle(now);
     }

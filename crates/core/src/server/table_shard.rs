@@ -277,6 +277,11 @@ impl TableShard {
         self.controller.set_first_clock(worker, clock);
     }
 
+    /// These workers, and no others, push nothing before a clock.
+    pub(super) fn set_idle(&mut self, idle: &[(WorkerId, Clock)]) {
+        self.controller.set_idle(idle);
+    }
+
     /// The consistency policy in force.
     pub(super) fn sync(&self) -> &SyncPolicy {
         self.controller.policy()

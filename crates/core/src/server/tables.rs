@@ -11,7 +11,7 @@ use crate::registry::Registry;
 use crate::status::TableReport;
 use crate::types::{AggregatorId, Clock, ShardId, TableId, Time, WorkerId};
 use crate::wire::frame::{Subject, Sum};
-use crate::wire::{Cause, Fault, Member, Plan, Standing};
+use crate::wire::{Cause, Fault, IdleWorker, Member, Plan, Standing};
 
 /// The tables of a shard by number, the memory that sums of all of them are made in, and the time-outs of their controllers.
 #[derive(Debug, Default)]
@@ -108,6 +108,14 @@ impl Tables {
     /// A worker that joined owes nothing before this clock. The tables are to be settled then.
     pub(super) fn set_first_clock(&mut self, worker: WorkerId, clock: Clock) {
         self.tables.iter_mut().for_each(|table| table.set_first_clock(worker, clock));
+    }
+
+    /// These workers, and no others, are idle: no round waits for them, as far as they are. Returns the newest version of a table.
+    pub(super) fn set_idle(&mut self, now: Time, idle: &[IdleWorker], delivery: &mut Delivery) -> Clock {
+        let idle: Vec<(WorkerId, Clock)> = idle.iter().map(|idle| (idle.worker, idle.until)).collect();
+        self.tables.iter_mut().for_each(|table| table.set_idle(&idle));
+        self.settle_all(now, delivery);
+        self.iter().map(TableShard::version).max().unwrap_or(0)
     }
 
     #[inline]

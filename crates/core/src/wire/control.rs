@@ -62,6 +62,8 @@ pub enum Control {
         name: String,
         /// The worker that came last, or left instead; `None` if it is not known any more.
         last: Option<WorkerId>,
+        /// If rounds may have closed without workers that waited at it: the newest version of a table.
+        version: Option<Clock>,
     },
     /// Worker to coordinator: my work is done, go on without me.
     Leave,
@@ -182,6 +184,35 @@ pub enum Control {
         /// The worker that was ready last; `None` if a server was.
         last: Option<WorkerId>,
     },
+    /// Worker to coordinator, when it reports: I push nothing before this iteration.
+    Idle {
+        /// [`Clock::MAX`] while the application waits at a barrier; 0 when nothing can be said.
+        until: Clock,
+    },
+    /// Coordinator to shards and aggregators: these workers, and no others, push nothing for now.
+    IdleWorkers {
+        /// Counts these messages, from 1.
+        number: u64,
+        /// Ascending by rank.
+        #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+        workers: Vec<IdleWorker>,
+    },
+    /// Shard to coordinator: rounds go by the message of this number from now on.
+    IdleNoted {
+        /// The number.
+        number: u64,
+        /// The newest version of a table here.
+        version: Clock,
+    },
+}
+
+/// A worker that no round before an iteration waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdleWorker {
+    /// Its rank.
+    pub worker: WorkerId,
+    /// The iteration; [`Clock::MAX`] while it waits at a barrier.
+    pub until: Clock,
 }
 
 /// From whom a worker gets a shard's streams.
@@ -278,6 +309,9 @@ impl Control {
             Control::Measured(_) => "measured",
             Control::Behind { .. } => "behind",
             Control::Ready { .. } => "ready",
+            Control::Idle { .. } => "idle",
+            Control::IdleWorkers { .. } => "idle workers",
+            Control::IdleNoted { .. } => "idle noted",
         }
     }
 }
@@ -379,6 +413,9 @@ mod tests {
             (Control::Unreachable { relay: WorkerId(1) }, 31),
             (Control::Measured(Reading::Transfer { bytes: 1, micros: 2 }), 33),
             (Control::Behind { lacking: None }, 34),
+            (Control::Idle { until: 1 }, 36),
+            (Control::IdleWorkers { number: 1, workers: vec![] }, 37),
+            (Control::IdleNoted { number: 1, version: 2 }, 38),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

@@ -2,6 +2,7 @@
 
 use super::{Ticket, WorkerError};
 use crate::limits;
+use crate::types::Clock;
 use std::collections::BTreeMap;
 
 /// Barriers that are not reached yet, by name.
@@ -18,6 +19,31 @@ struct Waiting {
     /// Counts this worker's barriers; the coordinator takes each once.
     number: u64,
     ticket: Ticket,
+}
+
+/// The iteration before which the coordinator was told that this worker pushes nothing.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// `None` as long as nothing was said.
+    until: Option<Clock>,
+    /// The coordinator may have missed it.
+    is_unheard: bool,
+}
+
+impl Said {
+    /// Whether this is to be said; it counts as said then. 0 is what the coordinator believes of itself.
+    pub(super) fn is_news(&mut self, until: Clock) -> bool {
+        let is_news = self.until.unwrap_or(0) != until || std::mem::take(&mut self.is_unheard);
+        if is_news {
+            self.until = Some(until);
+        }
+        is_news
+    }
+
+    /// The coordinator may have missed what was said.
+    pub(super) fn say_again(&mut self) {
+        self.is_unheard = self.until.is_some();
+    }
 }
 
 impl Barriers {
@@ -92,6 +118,16 @@ mod tests {
         assert_eq!((barriers.reached("b"), barriers.reached("b")), (Some(Ticket(3)), None));
         barriers.arrive("b", Ticket(4));
         assert_eq!(barriers.take_untold(), [(3, "b".to_owned())]);
+    }
+
+    #[test]
+    fn what_was_said_of_pushes_is_said_again_after_a_broken_connection() {
+        let mut said = Said::default();
+        said.say_again();
+        assert!(!said.is_news(0), "nothing was ever said");
+        assert!(said.is_news(Clock::MAX) && !said.is_news(Clock::MAX) && said.is_news(0));
+        said.say_again();
+        assert!(said.is_news(0) && !said.is_news(0));
     }
 
     #[test]

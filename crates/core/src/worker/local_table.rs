@@ -427,15 +427,18 @@ impl LocalTable {
         self.failure.as_ref()
     }
 
-    /// Whether parameters are asked for after a gradient of this clock, which is held back or not.
+    /// What is asked for after a gradient of this clock, which is held back or not.
     pub(super) fn wish_after(&self, clock: Clock, is_held: bool) -> Wish {
-        let holds_pulls = self.held.holds_pulls();
         let lacks = (clock + 1).saturating_sub(self.parameters.version());
-        match self.cache_bound() {
-            _ if !self.asks_after(clock) => Wish::Nothing,
+        let is_asked = self.parameters.is_fetching();
+        let copy = self.cache_bound().map(|bound| CopyView { lacks, bound, is_asked });
+        let asks = self.models.asks_after(&ClientUpdate { clock, pulled: self.pulled, copy });
+        let holds_pull = is_held && self.held.holds_pulls();
+        match copy {
+            _ if !asks => Wish::Nothing,
             // Where the application would wait for another copy, it is asked for.
-            Some(bound) if is_held && holds_pulls && lacks <= bound => Wish::Nothing,
-            None if is_held && holds_pulls && !self.is_broadcast() => Wish::Leave,
+            Some(copy) if holds_pull && copy.lacks <= copy.bound => Wish::Nothing,
+            None if holds_pull && !self.is_broadcast() => Wish::Leave,
             _ => Wish::Parameters,
         }
     }
@@ -449,20 +452,14 @@ impl LocalTable {
         }
     }
 
-    /// Whether the consistency model asks for parameters after a gradient of this clock.
-    fn asks_after(&self, clock: Clock) -> bool {
-        let copy = self.cache_bound().map(|bound| CopyView {
-            lacks: (clock + 1).saturating_sub(self.parameters.version()),
-            bound,
-            is_asked: self.parameters.is_fetching(),
-        });
-        let update = ClientUpdate { clock, pulled: self.pulled, copy };
-        self.models.asks_after(&update)
-    }
-
     /// Whether iterations are left out whose rounds are closed.
     pub(super) fn catches_up(&self) -> bool {
         self.models.catches_up()
+    }
+
+    /// Whether rounds before this one may be open on some shard, as far as is known.
+    pub(super) fn may_lack(&self, version: Clock) -> bool {
+        self.seen.iter().any(|seen| *seen < version)
     }
 
     /// The iteration that an answer has to be good for, after so many that the application has completed: that of the last pull,
@@ -608,11 +605,13 @@ impl LocalTable {
         self.push_codec = Some(codec);
     }
 
-    /// A submission failed although this part of it was prepared. Where a residual counts it as sent, it waits to be pushed
-    /// again.
-    pub(super) fn keep_unsent(&mut self, clock: Clock, outgoing: &Outgoing) {
-        let shards: Vec<ShardId> = self.layout.shards().collect();
-        shards.into_iter().for_each(|shard| self.note_refused(clock, shard, outgoing.clone()));
+    /// A submission failed: it can be pushed again. A part of it that was prepared waits for that where a residual counts it as sent.
+    pub(super) fn keep_unsent(&mut self, clock: Clock, part: &Part<'_>) {
+        self.forget_pushed(clock);
+        if let Some(Sent::Made(outgoing)) = &part.sent {
+            let shards: Vec<ShardId> = self.layout.shards().collect();
+            shards.into_iter().for_each(|shard| self.note_refused(clock, shard, outgoing.clone()));
+        }
     }
 
     /// A server refused what it was sent of a push.
@@ -942,9 +941,15 @@ mod tests {
     #[test]
     fn a_model_says_when_parameters_are_asked_for_and_which_are_taken() {
         let mut table = table();
-        assert_eq!([0, 1, 2].map(|clock| table.asks_after(clock)), [false, false, true]);
+        assert_eq!(
+            [0, 1, 2].map(|clock| table.wish_after(clock, false) == Wish::Parameters),
+            [false, false, true]
+        );
         table.begin_pull(3, FetchKind::Whole);
-        assert_eq!([3, 4, 5].map(|clock| table.asks_after(clock)), [false, false, true]);
+        assert_eq!(
+            [3, 4, 5].map(|clock| table.wish_after(clock, false) == Wish::Parameters),
+            [false, false, true]
+        );
         let shard = ShardId { server: ServerId(0), core: 0 };
         let takes = |version| table.takes(shard, &ServerPush { clock: 3, version }, false);
         assert_eq!([takes(2), takes(3)], [true, false]);

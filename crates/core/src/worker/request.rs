@@ -203,6 +203,20 @@ impl Request {
         }
     }
 
+    /// Asks for a shard's part of the whole table.
+    pub(super) fn whole(shard: ShardId, table: usize, clock: Clock, ticket: Ticket, reply: Reply) -> Request {
+        let kind = RequestKind::Pull { rows: None, now: false };
+        Request::new(shard, table, clock, ticket, kind).with_reply(Some(reply))
+    }
+
+    /// The same, to be answered at once whatever the consistency model says, or not.
+    pub(super) fn at_once(mut self, is_at_once: bool) -> Request {
+        if let RequestKind::Pull { now, .. } = &mut self.kind {
+            *now = is_at_once;
+        }
+        self
+    }
+
     /// Asks whether the worker may begin an iteration with the parameters that it has: a pull of no rows, which the consistency model
     /// answers as any other, and nothing comes with that.
     pub(super) fn leave(shard: ShardId, table: usize, clock: Clock, ticket: Ticket) -> Request {

@@ -100,6 +100,14 @@ impl Requests {
         self.unacknowledged.len()
     }
 
+    /// How many of them are to bring a block of a table.
+    pub(super) fn blocks_of(&self, table: usize) -> usize {
+        let brings_block = |request: &&Request| {
+            request.table() == table && request.fetch().is_some() && request.wants_params()
+        };
+        self.values().filter(brings_block).count()
+    }
+
     /// All of them, in no order that means anything.
     pub(super) fn values(&self) -> impl Iterator<Item = &Request> {
         self.slots.iter().filter_map(|slot| slot.filed.as_ref()).map(|filed| &filed.request)
@@ -108,6 +116,11 @@ impl Requests {
     /// Whether somebody waits for requests about a table. Nobody waits for what a partial pull went on without.
     pub(super) fn are_waited_for(&self, table: usize, tickets: &Tickets) -> bool {
         self.values().any(|request| request.table() == table && tickets.contains(request.ticket()))
+    }
+
+    /// Whether the worker has re-sent a push, by another request.
+    pub(super) fn send_again(&self, push: &Request) -> bool {
+        self.values().any(|other| other.is_same_push(push) && other.must_be_sent())
     }
 
     /// Whether a share of the answers to a ticket's requests is here.
@@ -154,15 +167,16 @@ impl Requests {
         expected
     }
 
-    /// Sentences about servers that a ticket waits for; a few of them.
-    pub(super) fn silent_servers(&self, ticket: Ticket, session: &Session) -> Vec<String> {
+    /// The end of a sentence, about servers that a ticket waits for; a few of them.
+    pub(super) fn silent_servers(&self, ticket: Ticket, session: &Session) -> String {
         let its = self.values().filter(|request| request.ticket() == ticket);
         let sentence = |request: &Request| match session.link(request.shard()).map(|link| (link, link.why()))
         {
             Some((link, Some(why))) => format!("{link} is not connected ({why})"),
             Some((_, None)) | None => format!("{} has not answered", request.shard()),
         };
-        its.map(sentence).take(4).collect()
+        let silent: Vec<String> = its.map(sentence).take(4).collect();
+        if silent.is_empty() { String::new() } else { format!("; {}", silent.join(", ")) }
     }
 
     /// The numbers of those that are chosen, in the order in which they were made.

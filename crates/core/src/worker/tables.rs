@@ -78,6 +78,21 @@ impl Tables {
         oldest.map(|(_, sentence)| sentence)
     }
 
+    /// Whether an answer of some table comes while the application computes: its copy is a cache.
+    pub(super) fn have_copies(&self) -> bool {
+        self.iter().any(|table| table.cache_bound().is_some())
+    }
+
+    /// Whether a gradient of this clock was pushed, and not refused since.
+    pub(super) fn have_pushed(&self, clock: Clock) -> bool {
+        self.iter().any(|table| table.has_pushed(clock))
+    }
+
+    /// Whether rounds before this one may be open on some shard, as far as is known.
+    pub(super) fn may_lack(&self, version: Clock) -> bool {
+        self.iter().any(|table| table.may_lack(version))
+    }
+
     /// The shards that have a part of some table.
     pub(super) fn shards(&self) -> BTreeSet<ShardId> {
         self.tables.iter().flat_map(|local| local.layout().shards()).collect()

@@ -120,6 +120,8 @@ pub(super) struct Tickets {
     /// Boxed: a map takes memory for eleven at once, and one or two are the rule.
     pending: BTreeMap<Ticket, Box<Pending>>,
     made: u64,
+    /// The last one of a push.
+    last_push: Option<Ticket>,
     start: Option<Ticket>,
     leaving: Option<Ticket>,
     statuses: Vec<Ticket>,
@@ -348,6 +350,9 @@ impl Tickets {
 
     /// Files a ticket under a number that was reserved.
     pub(super) fn file(&mut self, ticket: Ticket, pending: Pending) {
+        if matches!(pending.kind, TicketKind::Push { .. } | TicketKind::Exchange { .. }) {
+            self.last_push = Some(ticket);
+        }
         self.pending.insert(ticket, Box::new(pending));
     }
 
@@ -489,6 +494,13 @@ impl Tickets {
         if let Some(pending) = self.get_mut(ticket) {
             pending.arrivals.wait(now);
         }
+    }
+
+    /// Whether the application waits at a barrier, and has pushed nothing since it came there.
+    pub(super) fn is_at_barrier(&self) -> bool {
+        let since = self.pending.iter().filter(|(ticket, _)| Some(**ticket) > self.last_push);
+        let mut barriers = since.filter(|(_, pending)| matches!(pending.kind, TicketKind::Barrier(_)));
+        barriers.any(|(_, pending)| pending.expected.firm.answers > 0 && pending.arrivals.is_waited_for())
     }
 
     /// A thread of the application waits no more.

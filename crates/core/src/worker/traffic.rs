@@ -278,18 +278,28 @@ impl Traffic {
         self.partial_pulls.turn(self.iteration.clock());
         self.publish_partial();
         self.report_pushed(session);
-        self.catch_up();
+        self.catch_up(false);
     }
 
-    /// Leaves out iterations whose rounds have closed, where every table's model says so, unless a gradient of the current one was pushed.
-    fn catch_up(&mut self) {
-        let clock = self.iteration.clock();
-        let has_pushed = self.tables.iter().any(|table| table.has_pushed(clock));
-        if self.tables.catch_up() && !has_pushed && self.iteration.catch_up() {
-            self.reporter.set_clock(self.iteration.clock());
-            // Pulls of this clock lack nothing of those rounds.
-            self.scheduler.release(self.iteration.clock() - 1);
+    /// Leaves out iterations whose rounds have closed, where every table's model says so or they were missed at a barrier, unless a
+    /// gradient of the current one was pushed. When an answer comes, an iteration may be computed on a copy: it keeps its number.
+    fn catch_up(&mut self, is_answer: bool) {
+        let is_computing = is_answer && self.tables.have_copies();
+        let is_begun = is_computing || self.tables.have_pushed(self.iteration.clock());
+        if is_begun || !self.iteration.catch_up(self.tables.catch_up()) {
+            return;
         }
+        let clock = self.iteration.clock();
+        self.reporter.set_clock(clock);
+        self.partial_pulls.turn(clock);
+        // Pulls of this clock lack nothing of those rounds.
+        self.scheduler.release(clock - 1);
+    }
+
+    /// The iteration before which this worker pushes nothing, as far as servers may wait for it; 0 if nothing can be said.
+    pub(super) fn idle_until(&self) -> Clock {
+        let (owed, is_at_barrier) = (self.requests.oldest_unacknowledged(), self.tickets.is_at_barrier());
+        self.iteration.idle_until(owed, is_at_barrier, |version| self.tables.may_lack(version))
     }
 
     /// For what the application says of its gradients.
@@ -351,13 +361,7 @@ impl Traffic {
         let Submission { clock, kind, parts, error } = submission;
         let clock = *clock;
         if let Err(why) = error.take().map_or_else(|| session.check_alive(), Err) {
-            for part in parts {
-                let local = &mut self.tables[part.table];
-                local.forget_pushed(clock);
-                if let Some(Sent::Made(outgoing)) = &part.sent {
-                    local.keep_unsent(clock, outgoing);
-                }
-            }
+            parts.iter().for_each(|part| self.tables[part.table].keep_unsent(clock, part));
             self.report_pushed(session);
             self.say_leave(session);
             return Err(why);
@@ -502,9 +506,8 @@ impl Traffic {
         let (ticket, mut expected) = (self.tickets.reserve(), Expected::default());
         for shard in shards {
             let rule = self.tables[index].partial_pull(shard).filter(|_| is_partial);
-            let kind = RequestKind::Pull { rows: None, now: at_once };
-            let request = Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply));
-            let request = request.with_partial(rule);
+            let request =
+                Request::whole(shard, index, clock, ticket, reply).at_once(at_once).with_partial(rule);
             expected.add(&request);
             self.request(session, now, request);
         }
@@ -652,7 +655,7 @@ impl Traffic {
         self.end_answer(now, id, params.version, taken);
         if is_here {
             self.iteration.note_version(params.version);
-            self.catch_up();
+            self.catch_up(true);
         }
     }
 
@@ -732,9 +735,7 @@ impl Traffic {
         let counted = request.counted();
         let was_taken = self.requests.acknowledge(id).is_none();
         let Some(request) = self.drop_request(now, id) else { return };
-        // The worker may have re-sent this push.
-        let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
-        let is_sent_again = counted.is_some() && self.requests.values().any(is_it);
+        let is_sent_again = counted.is_some() && self.requests.send_again(&request);
         let local = &mut self.tables[request.table()];
         // An encoded gradient is finite, so an aggregator's sum with it was refused. Other chunks of that sum were taken, and
         // the gradient does not go back to the residual.
@@ -885,7 +886,7 @@ impl Traffic {
         if let Some(version) = self.tables[stream.table].replica_version(stream.shard).filter(|_| is_answered)
         {
             self.iteration.note_version(version);
-            self.catch_up();
+            self.catch_up(true);
         }
     }
 
@@ -960,9 +961,8 @@ impl Traffic {
             self.reporter.note_pull(true);
             for shard in shards {
                 self.tickets.get_mut(ticket).into_iter().for_each(Pending::expect_copy);
-                let kind = RequestKind::Pull { rows: None, now: false };
-                let request = Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply));
-                self.request(session, now, request.with_copy(true));
+                let request = Request::whole(shard, index, clock, ticket, reply).with_copy(true);
+                self.request(session, now, request);
             }
         }
     }
@@ -988,12 +988,10 @@ impl Traffic {
         let waits_for = pending.kind().sentence(|table| self.tables[table].name());
         let is_start = self.tickets.start() == Some(ticket);
         let mut sentence = session.explain(now.since(pending.since()), waits_for, is_start);
-        let silent = self.requests.silent_servers(ticket, session);
-        let silent = (!silent.is_empty()).then(|| silent.join(", "));
-        for why in copies::explain(&self.tables, pending).into_iter().chain(silent) {
+        if let Some(why) = copies::explain(&self.tables, pending) {
             sentence += &format!("; {why}");
         }
-        sentence
+        sentence + &self.requests.silent_servers(ticket, session)
     }
 
     /// Whether a driver is receiving into slabs of a ticket at this moment.
@@ -1083,10 +1081,7 @@ impl Traffic {
         self.requests.check()?;
         self.staging.as_ref().map_or(Ok(()), |staging| staging.check(&self.tables))?;
         for (index, table) in self.tables.iter().enumerate() {
-            let brings_block = |request: &&Request| {
-                request.table() == index && request.fetch().is_some() && request.wants_params()
-            };
-            table.check(self.requests.values().filter(brings_block).count())?;
+            table.check(self.requests.blocks_of(index))?;
         }
         self.tickets.check(is_planned, |ticket| self.requests.expected_by(ticket))
     }

@@ -120,6 +120,11 @@ impl Arrivals {
         self.waited_since.get_or_insert(now);
     }
 
+    /// Whether the application has begun to wait for the ticket.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.waited_since.is_some()
+    }
+
     /// A server has answered, or acknowledged. What it said of a delay before is still true.
     pub(super) fn note(&mut self, server: ServerId, at: Time, delay: Option<Delay>) {
         if self.last.as_ref().is_some_and(|last| last.server != server) {

@@ -6,6 +6,7 @@ mod aggregated_rows;
 mod aggregated_streams;
 mod aggregation;
 mod ahead;
+mod barriers;
 mod bench;
 mod broadcast;
 mod broadcast_rows;

@@ -6,8 +6,8 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::prng::Prng;
 use paramill_core::table::TableSpec;
-use paramill_core::types::Time;
-use paramill_core::worker::{Gradient, Ticket, WorkerError};
+use paramill_core::types::{TableId, Time};
+use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 
 /// One element for each worker's gradients, on two servers.
 const ELEMENTS: usize = 16;
@@ -283,5 +283,49 @@ fn a_job_goes_on_when_another_model_takes_over() {
         let rounds = race.rounds();
         race.run(2.0, &[]);
         assert!(race.rounds() >= rounds + 15.0, "{next}: {rounds} rounds, then {}", race.rounds());
+    }
+}
+
+/// Of two tables the first closes a round without worker 3, which then leaves that iteration out. The second one lacks the push of a
+/// worker that stands still between the two, and would wait for worker 3 for ever.
+#[test]
+fn a_worker_that_leaves_an_iteration_out_is_not_waited_for_by_tables_where_its_round_is_open() {
+    let config = || summing(4, "quorum:q=0.75,grace=0");
+    let broadcast = JobConfig { policy: config().policy.with(Axis::Broadcast, "star"), ..config() };
+    let benches = [
+        ("direct", Bench::new(config(), 1)),
+        ("aggregated", Bench::with_aggregators(config(), 1, &[0, 0, 1, 1])),
+        ("broadcast", Bench::new(broadcast, 1)),
+    ];
+    for (name, mut bench) in benches {
+        let table = |name: &str| (TableSpec::dense(name, [ELEMENTS as u64]), vec![0.0; ELEMENTS]);
+        bench.declare_and_start(&[table("v"), table("w")]);
+        bench.pass(1.0);
+        let [v, w] = [TableId(0), TableId(1)];
+        let push = |bench: &mut Bench, worker: usize, table: TableId| {
+            let now = bench.now();
+            let gradient = [1.0; ELEMENTS];
+            bench.worker_mut(worker).push(now, table, Gradient::Dense(&gradient), true).expect("it fits")
+        };
+        push(&mut bench, 0, v);
+        let waiting = [1, 2].map(|worker| {
+            push(&mut bench, worker, v);
+            let ticket = push(&mut bench, worker, w);
+            bench.worker_mut(worker).clock();
+            ticket
+        });
+        bench.pass(0.1);
+        let now = bench.now();
+        let first = bench.worker_mut(3).pull(now, v, PullOptions::default()).expect("it may");
+        bench.pass(0.1);
+        assert_eq!((bench.outcome(3, first), bench.worker(3).current_clock()), (Some(Ok(())), 1), "{name}");
+        let now = bench.now();
+        let second = bench.worker_mut(3).pull(now, w, PullOptions::default()).expect("it may");
+        bench.pass(2.0);
+        assert_eq!(bench.outcome(3, second), Some(Ok(())), "{name}: {}", bench.explain(3, second));
+        for (worker, ticket) in [1, 2].into_iter().zip(waiting) {
+            assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{name}");
+        }
+        assert_eq!(bench.parameters(w, ELEMENTS), [-2.0; ELEMENTS], "{name}: of those who pushed it");
     }
 }

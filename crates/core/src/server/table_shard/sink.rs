@@ -192,10 +192,11 @@ impl GradientSink<'_> {
     }
 
     /// Whether gradients of this round may be stepped before it closes: nothing but the pushes of all workers closes
-    /// it, it is the next to close, and no cell's step depends on another cell.
+    /// it, all of them push it, it is the next to close, and no cell's step depends on another cell.
     fn steps_early(&self, round: Clock) -> bool {
         round == self.controller.state().v_train()
             && self.controller.policy().model.waits_for_all()
+            && !self.controller.state().has_idle()
             && !self.store.optimizer().needs_norms()
     }
 

@@ -10,8 +10,8 @@ use paramill_core::table::{Layer, TableSpec};
 use paramill_core::types::{AggregatorId, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use paramill_core::waits::{Charge, WaitCause, Waited};
 use paramill_core::wire::{
-    Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
-    Position, Relay, Route, ServedShard, control,
+    Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, IdleWorker, Kind, Member, Party,
+    Plan, Position, Relay, Route, ServedShard, control,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -355,7 +355,15 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         number().prop_map(|clock| Control::Pushed { clock }),
         (number(), last()).prop_map(|(clock, last)| Control::Go { clock, last }),
         (name(), number()).prop_map(|(name, number)| Control::Barrier { name, number }),
-        (name(), last()).prop_map(|(name, last)| Control::BarrierReached { name, last }),
+        (name(), last(), prop::option::of(number()))
+            .prop_map(|(name, last, version)| Control::BarrierReached { name, last, version }),
+        number().prop_map(|until| Control::Idle { until }),
+        (number(), vec((small(), number()), 0..3)).prop_map(|(number, idle)| {
+            let idle = idle.into_iter();
+            let workers = idle.map(|(worker, until)| IdleWorker { worker: WorkerId(worker), until });
+            Control::IdleWorkers { number, workers: workers.collect() }
+        }),
+        (number(), number()).prop_map(|(number, version)| Control::IdleNoted { number, version }),
         last().prop_map(|last| Control::Ready { last }),
         Just(Control::Leave),
         Just(Control::Left),
