@@ -316,11 +316,11 @@ impl LocalTable {
         encoding::text_of(self.codec.as_ref())
     }
 
-    /// Gradients with NaN or Inf that were found here.
     pub(super) fn is_prioritized(&self) -> bool {
         self.is_prioritized
     }
 
+    /// Gradients with NaN or Inf that were found here.
     pub(super) fn nonfinite_seen(&self) -> u64 {
         self.nonfinite_seen
     }
@@ -340,11 +340,6 @@ impl LocalTable {
     /// When the worker may go on without some of the blocks of a shard, if it may.
     pub(super) fn partial_pull(&self, shard: ShardId) -> Option<PartialPull> {
         self.models.partial_pull(shard.server)
-    }
-
-    /// Whether the worker may go on without some of its blocks.
-    pub(super) fn is_partial(&self) -> bool {
-        self.models.is_partial()
     }
 
     /// Exchanges of it wait for their answers from now on, whatever the consistency model.
@@ -368,7 +363,7 @@ impl LocalTable {
 
     /// How a pull that the application waits for becomes visible.
     pub(super) fn pull_kind(&self, at_once: bool) -> FetchKind {
-        match self.is_partial() {
+        match self.models.is_partial() {
             _ if at_once => FetchKind::AtOnce,
             true => FetchKind::Partial,
             false => FetchKind::Whole,
@@ -577,7 +572,7 @@ impl LocalTable {
             allocator: allocator.clone(),
             parameters: compares.then(|| self.parameters.read()).flatten(),
             lacks_room: self.lacks_room,
-            may_end_early: self.is_partial() || self.cache_bound().is_some(),
+            may_end_early: self.models.is_partial() || self.cache_bound().is_some(),
         };
         Part::new(table, source, codec, holding, surroundings)
     }
@@ -820,7 +815,7 @@ impl LocalTable {
         wants_place: bool,
     ) -> (FetchId, Option<Place>) {
         let partition = Arc::clone(self.layout.partition(dtype));
-        if !self.is_partial() {
+        if !self.models.is_partial() {
             return self.parameters.begin_slab(clock, values, &partition);
         }
         let LocalTable { parameters, layout, models, .. } = self;
