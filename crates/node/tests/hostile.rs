@@ -278,17 +278,17 @@ struct Beside {
 }
 
 fn beside_an_honest_worker(server: &Server, elements: usize) -> Beside {
-    let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();
+    let url = format!("paramill://{}/test", server.coordinator()).parse().expect("it is a URL");
     let options = JobOptions::at(url).rank(0).timeout(TIMEOUT).log(|_, _| {});
     let spec = TableSpec::dense("w", [elements as u64]);
-    let job = Job::init(options).unwrap();
-    let table = job.table(spec.clone(), vec![0.0; elements]).unwrap();
+    let job = Job::init(options).expect("it begins to join");
+    let table = job.table(spec.clone(), vec![0.0; elements]).expect("it is the first");
 
     let mut control = Raw::connect(server.coordinator());
     let incarnation = control.greet(0).incarnation;
     control.send(&frame(Kind::Control, &Control::Declare { tables: vec![spec] }));
     let plan: Plan = std::thread::scope(|scope| {
-        scope.spawn(|| job.start().unwrap());
+        scope.spawn(|| job.start().expect("the job starts"));
         loop {
             match control.receive_control() {
                 Control::Plan(plan) => break *plan,
@@ -297,7 +297,7 @@ fn beside_an_honest_worker(server: &Server, elements: usize) -> Beside {
             }
         }
     });
-    let mut data = Raw::connect(plan.shards[0].addresses.iter().next().unwrap());
+    let mut data = Raw::connect(plan.shards[0].addresses.iter().next().expect("a shard has an address"));
     data.greet(incarnation);
     Beside { job, table, control, data }
 }

@@ -39,7 +39,7 @@ impl Missing {
 
     /// Everything is missing of a gradient of so many elements.
     pub(super) fn all(elements: usize) -> Missing {
-        Missing(Some(Arc::from([0..elements])))
+        Missing(Some(std::iter::once(0..elements).collect()))
     }
 
     /// What both lack. Beyond [`limits::MAX_ABSENT_RANGES`] ranges it counts as zeros, which every receiver can take.
