@@ -2,7 +2,7 @@
 
 use super::questions::Questions;
 use super::state::signed;
-use super::{Admit, Close, Decision, Exec, PullView, Question, SyncPolicy, SyncState, SyncStats};
+use super::{Admit, Apply, Close, Decision, Exec, PullView, Question, SyncPolicy, SyncState, SyncStats};
 use crate::limits;
 use crate::prng::Prng;
 use crate::types::{Clock, Time, WorkerId};
@@ -418,11 +418,9 @@ impl Controller {
     /// Another model, from now on. Pulls that wait are judged again, `tau1` of the open round begins again, and what
     /// is aggregated in open rounds stays there and is stepped when they close.
     pub fn set_policy(&mut self, now: Time, policy: SyncPolicy) {
-        // Under partial pulling a worker may have pushed more than this shard has heard of yet.
-        let unheard = match self.policy.partial_pull() {
-            Some(_) => limits::MAX_CLOCKS_UNACKNOWLEDGED as Clock,
-            None => 0,
-        };
+        // Under partial pulling, and where workers go on without an answer, one may have pushed more than this shard has heard of yet.
+        let goes_on = self.policy.partial_pull().is_some() || self.policy.model.apply() == Apply::OnArrival;
+        let unheard = if goes_on { limits::MAX_CLOCKS_UNACKNOWLEDGED as Clock } else { 0 };
         let heard = self.state.fastest().map_or(0, |(_, progress)| progress.max(0) as Clock);
         self.ahead_when_set = heard + unheard;
         self.policy = policy;
@@ -822,6 +820,19 @@ mod tests {
         assert_eq!(controller.admit(WorkerId(0), 0), Admit::Late);
         controller.push(Time::ZERO, WorkerId(0), 0, admit, None, 1);
         assert_eq!((controller.state().v_train(), controller.state().contributions()), (1, 1));
+    }
+
+    /// Its pushes were on their way when the model was switched.
+    #[test]
+    fn a_worker_that_ran_ahead_unheard_is_not_refused_for_it_after_a_switch() {
+        let bsp = || SyncPolicy::parse(&axis(), "bsp").unwrap();
+        for (before, last) in [("bsp", 4), ("asp", 12), ("ssp:s=3", 12), ("psp:c=2,b=0.5", 12)] {
+            let mut controller = controller(before, 2);
+            controller.set_policy(Time::ZERO, bsp());
+            let is_taken =
+                |clock: &Clock| controller.admit(WorkerId(0), *clock) == Admit::Round((*clock).min(4));
+            assert_eq!((0..20).take_while(is_taken).last(), Some(last), "{before}");
+        }
     }
 
     #[test]
