@@ -154,7 +154,9 @@ fn held_updates_save_bytes_and_are_reported_across_processes() {
         };
         assert!(2 * bytes(&held) < bytes(&all), "{job:?}: {} of {}", bytes(&held), bytes(&all));
         assert_eq!(all["updates"], Value::Null);
-        assert_eq!(held["updates"]["longest"], 2, "{held:#}");
+        // A row that is not touched again is sent when it is as old as it may be.
+        let longest = held["updates"]["longest"].as_u64().expect("a number");
+        assert!((2..=3).contains(&longest), "{held:#}");
         assert!(held["metric"]["value"].as_f64().expect("a number") > 0.6, "{held:#}");
     }
 }
