@@ -145,7 +145,9 @@ fn partial_pulling_trains_across_processes() {
 /// Rows of a logistic regression, and the layers of a network.
 #[test]
 fn held_updates_save_bytes_and_are_reported_across_processes() {
-    for job in [&["lr", "--epochs=2"][..], &["mlp", "--examples=600", "--epochs=3", "--hidden=16"]] {
+    // Far above chance, which is 0.5 and 0.1.
+    for (job, trains) in [(&["lr", "--epochs=2"][..], 0.8), (&["mlp", "--examples=1000", "--epochs=3"], 0.4)]
+    {
         let trained = |hold: &str| trained(&[job, &["--hold", hold]].concat(), "bsp");
         let (all, held) = (trained("none"), trained("when:held < 2,most=3"));
         let bytes = |report: &Value| {
@@ -157,7 +159,7 @@ fn held_updates_save_bytes_and_are_reported_across_processes() {
         // A row that is not touched again is sent when it is as old as it may be.
         let longest = held["updates"]["longest"].as_u64().expect("a number");
         assert!((2..=3).contains(&longest), "{held:#}");
-        assert!(held["metric"]["value"].as_f64().expect("a number") > 0.6, "{held:#}");
+        assert!(held["metric"]["value"].as_f64().expect("a number") > trains, "{held:#}");
     }
 }
 
