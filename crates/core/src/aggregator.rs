@@ -257,7 +257,8 @@ impl Aggregator {
             Change::Joined { worker, clock } => {
                 let incarnation = plan.member(*worker).map(|member| (member.worker, member.incarnation));
                 self.live.extend(incarnation);
-                self.proxies.iter_mut().for_each(|proxy| proxy.join(*worker, *clock));
+                let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+                self.proxies.iter_mut().for_each(|proxy| proxy.join(*worker, *clock, &mut out));
             }
             Change::Left { worker } => {
                 self.live.remove(worker);

@@ -32,6 +32,8 @@ use std::collections::BTreeMap;
 pub(super) struct ShardProxy {
     uplink: Uplink,
     members: Members,
+    /// Workers that left the job while they were connected through an aggregator below.
+    left_through: BTreeMap<WorkerId, AggregatorId>,
     aggregation: Aggregation,
     /// Of the same tables.
     intakes: Vec<PushIntake>,
@@ -78,6 +80,7 @@ impl ShardProxy {
         ShardProxy {
             uplink: Uplink::new(shard, connection, link, tables.len()),
             members: Members::default(),
+            left_through: BTreeMap::new(),
             aggregation: Aggregation::new(place, tables),
             intakes,
             streams: Streams::new(shard, log_bytes),
@@ -106,7 +109,7 @@ impl ShardProxy {
 
     pub(super) fn set_policy(&mut self, number: usize, policy: ProxyPolicy, out: &mut Out<'_>) {
         let ProxyPolicy { sums, nonfinite, codec, answers, seeds, valid_from } = policy;
-        let ShardProxy { uplink, members, aggregation, intakes, streams, answer_types } = self;
+        let ShardProxy { uplink, members, aggregation, intakes, streams, answer_types, .. } = self;
         let Some(known) = aggregation.table(number).map(Table::valid_from) else { return };
         let intake = &mut intakes[number];
         intake.set_nonfinite(nonfinite);
@@ -192,8 +195,19 @@ impl ShardProxy {
     }
 
     /// A worker joins the job, and owes nothing before this clock.
-    pub(super) fn join(&mut self, worker: WorkerId, clock: Clock) {
+    pub(super) fn join(&mut self, worker: WorkerId, clock: Clock, out: &mut Out<'_>) {
         self.aggregation.tables_mut().for_each(|table| table.join(worker, clock));
+        // An aggregator below that heard of the join first has passed requests of the new process on already. They were given up
+        // with those of the old one, from which they could not be told apart.
+        if let Some(id) = self.left_through.remove(&worker) {
+            self.drop_lower(id, out);
+        }
+    }
+
+    /// Closes the connection to an aggregator below. It comes back, and sends everything again.
+    fn drop_lower(&mut self, id: AggregatorId, out: &mut Out<'_>) {
+        out.outputs.push_back(Output::Disconnect { connection: ConnectionId::LowerFor(id, self.shard()) });
+        self.lose_lower(id, out);
     }
 
     /// These workers, and no others, push nothing before a clock: nothing is held for them.
@@ -209,6 +223,9 @@ impl ShardProxy {
 
     /// A worker is gone for good: nothing waits for it any more.
     pub(super) fn remove_worker(&mut self, worker: WorkerId, out: &mut Out<'_>) {
+        if let Some(id) = self.members.caller(worker).through.filter(|_| self.is_connected(worker)) {
+            self.left_through.insert(worker, id);
+        }
         self.lose_worker(worker, out);
         self.members.remove(worker);
         let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
@@ -326,10 +343,8 @@ impl ShardProxy {
         }
         let known = self.aggregation.table(header.table.0 as usize).map(Table::valid_from);
         if known.is_some_and(|known| header.epoch > known) {
-            // It knows of a change that has yet to be heard of here. It comes back, and sends everything again.
-            out.outputs
-                .push_back(Output::Disconnect { connection: ConnectionId::LowerFor(id, self.shard()) });
-            return self.lose_lower(id, out);
+            // It knows of a change that has yet to be heard of here.
+            return self.drop_lower(id, out);
         }
         if header.kind == Kind::Control {
             let connection = ConnectionId::LowerFor(id, self.shard());

@@ -428,6 +428,34 @@ fn workers_join_through_an_aggregator() {
     assert_steps(&bench, 12);
 }
 
+/// The rack's aggregator is cut off from the coordinator while a worker below it is started anew. When it hears of that, it gives up
+/// what it has passed on of the worker, and the host's aggregator has to ask again for the new process.
+#[test]
+fn an_aggregator_above_may_hear_late_of_a_worker_that_was_started_anew() {
+    for sync in ["bsp", "when:pull=progress < v_train"] {
+        let mut bench = Bench::without_workers(job(2, 1, sync, "sgd:lr=1"), 1, 1);
+        bench.add_lower("aggregator:0");
+        for number in 0..2 {
+            bench.add(worker(bench.now(), number, None, Some(1)));
+        }
+        let initial = (0..ELEMENTS).map(|i| i as f32).collect();
+        bench.declare_and_start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
+        bench.pass(2.0);
+        train(&mut bench, &[0, 1], 2, &[]);
+        bench.isolate(bench.worker_node(1));
+        bench.cut(NodeId::Coordinator, bench.aggregator_node(0));
+        let anew = come(&mut bench, Some(1), Some(1));
+        let start = join(&mut bench, anew);
+        bench.pass(0.5);
+        assert_eq!(bench.outcome(anew, start), None, "{sync}: its first pull waits for worker 0");
+        bench.heal();
+        bench.isolate(bench.worker_node(1));
+        bench.pass(3.0);
+        train(&mut bench, &[0, anew], 6, &[(anew, start)]);
+        assert_steps(&bench, 6);
+    }
+}
+
 /// An aggregator holds pushes of several clocks of a worker that dies, of which the servers know nothing. They stay in its sums,
 /// and the process that takes the worker's place does not push these clocks again.
 #[test]
