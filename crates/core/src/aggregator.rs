@@ -198,7 +198,7 @@ impl Aggregator {
     fn handle_control(&mut self, now: Time, message: Control) {
         match message {
             Control::Plan(plan) => self.take_plan(now, *plan),
-            Control::Change { epoch, change } => self.take_change(epoch, &change),
+            Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::IdleWorkers { workers, .. } => {
                 let idle: Vec<(WorkerId, Clock)> =
                     workers.iter().map(|idle| (idle.worker, idle.until)).collect();
@@ -220,7 +220,7 @@ impl Aggregator {
         match &self.plan {
             Some(known) => {
                 for (epoch, change) in known.changes_to(&plan) {
-                    self.apply_change(epoch, &change);
+                    self.apply_change(now, epoch, &change);
                 }
             }
             None => self.begin(now, plan),
@@ -228,7 +228,7 @@ impl Aggregator {
         self.tell_entered();
     }
 
-    fn take_change(&mut self, epoch: u32, change: &Change) {
+    fn take_change(&mut self, now: Time, epoch: u32, change: &Change) {
         let Some(plan) = &self.plan else { return self.tell_coordinator(&Control::PlanQuery) };
         if epoch > plan.epoch + 1 {
             // A change in between is missing.
@@ -238,13 +238,13 @@ impl Aggregator {
             return self.stop(Some(format!("the coordinator's change of the plan cannot be used: {why}")));
         }
         if epoch > plan.epoch {
-            self.apply_change(epoch, change);
+            self.apply_change(now, epoch, change);
         }
         self.tell_entered();
     }
 
     /// The one way from an epoch to the next.
-    fn apply_change(&mut self, epoch: u32, change: &Change) {
+    fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
         let Some(plan) = &mut self.plan else { return };
         let is_joining =
             |worker: WorkerId| plan.member(worker).is_some_and(|member| member.standing == Standing::Joining);
@@ -266,7 +266,22 @@ impl Aggregator {
                 self.proxies.iter_mut().for_each(|proxy| proxy.remove_worker(*worker, &mut out));
             }
             Change::Policy(_) => self.set_policies(),
+            Change::Served { shard, addresses, .. } => self.move_shard(now, *shard, addresses),
         }
+    }
+
+    /// A shard is served elsewhere, or may have come back: it is reached at these addresses.
+    fn move_shard(&mut self, now: Time, shard: ShardId, addresses: &Addresses) {
+        // An aggregator above follows by itself.
+        if self.config.above.is_some() {
+            return;
+        }
+        let me = self.id.map_or(0, |id| id.0 as usize);
+        let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+        for proxy in self.proxies.iter_mut().filter(|proxy| proxy.shard() == shard) {
+            proxy.follow(now, addresses.for_caller(me + shard.core as usize), &mut out);
+        }
+        self.handle_timeout(now);
     }
 
     fn tell_entered(&mut self) {
@@ -593,11 +608,7 @@ mod tests {
                 tables: vec![TableSpec::dense("w", [4])],
                 parts: vec![vec![Part { server: SHARD.server, start: 0, len: 4 }]],
                 whole: vec![],
-                shards: vec![ServedShard {
-                    shard: SHARD,
-                    process: ProcessId(1),
-                    addresses: "shard:1".into(),
-                }],
+                shards: vec![ServedShard::original(SHARD, ProcessId(1), "shard:1".into())],
                 workers: 1,
                 members: vec![Member::original(WorkerId(0), 10)],
                 policy: Policy::default(),
@@ -624,11 +635,11 @@ mod tests {
     fn a_worker_that_joins_is_let_in_when_its_first_clock_is_known() {
         let mut aggregator = aggregator();
         assert_eq!(greet(&mut aggregator, 20), Err(true));
-        aggregator.take_change(2, &Change::Joining { worker: WorkerId(1), incarnation: 20 });
+        aggregator.take_change(Time::ZERO, 2, &Change::Joining { worker: WorkerId(1), incarnation: 20 });
         assert_eq!(greet(&mut aggregator, 20), Err(true));
-        aggregator.take_change(3, &Change::Joined { worker: WorkerId(1), clock: 5 });
+        aggregator.take_change(Time::ZERO, 3, &Change::Joined { worker: WorkerId(1), clock: 5 });
         assert_eq!((greet(&mut aggregator, 19), greet(&mut aggregator, 20)), (Err(true), Ok(())));
-        aggregator.take_change(4, &Change::Left { worker: WorkerId(1) });
+        aggregator.take_change(Time::ZERO, 4, &Change::Left { worker: WorkerId(1) });
         assert_eq!((greet(&mut aggregator, 20), greet(&mut aggregator, 21)), (Err(false), Err(true)));
         assert_eq!(aggregator.check(), Ok(()));
     }

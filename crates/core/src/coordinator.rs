@@ -14,6 +14,7 @@ mod epochs;
 mod idlers;
 mod phase;
 mod readers;
+mod replication;
 mod routes;
 mod scheduler;
 mod servers;
@@ -37,7 +38,8 @@ use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Standing, Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, ServedShard,
+    Standing, Welcome,
 };
 use aggregators::Aggregators;
 use barriers::{Arrival, Barriers};
@@ -46,9 +48,10 @@ use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
 use phase::{Phase, Stage};
 use readers::Readers;
+use replication::{Order, Replication};
 use routes::Routes;
 use scheduler::{Release, Scheduler};
-use servers::{Caller, Servers};
+use servers::{Caller, Place, Servers};
 use status_queries::StatusQueries;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -66,6 +69,8 @@ pub struct Coordinator {
     workers: Workers,
     readers: Readers,
     servers: Servers,
+    /// Spare cores, copies of shards, and where shards are served.
+    replication: Replication,
     aggregators: Aggregators,
     declarations: Declarations,
     /// `None` until all servers and workers that the job waits for are here.
@@ -101,6 +106,7 @@ impl Coordinator {
             workers: Workers::new(config.workers, config.worker_timeout, secret),
             readers: Readers::new(Prng::fork(secret, READERS_FORK).next_u64()),
             servers: Servers::new(config.servers),
+            replication: Replication::new(config.replicas > 0),
             config,
             registry,
             aggregators: Aggregators::default(),
@@ -136,6 +142,11 @@ impl Coordinator {
                 false => self.workers.version(id),
             }),
             shards: self.servers.reports(now),
+            served: self
+                .epochs
+                .as_ref()
+                .map(|epochs| self.replication.statuses(epochs.newest()))
+                .unwrap_or_default(),
             packs: self.epochs.as_ref().map(|epochs| epochs.newest().packs()).unwrap_or_default(),
             aggregators: self.aggregators.statuses(),
             warnings: self.warnings.clone(),
@@ -289,8 +300,85 @@ impl Coordinator {
                 self.servers.forget_informed(id);
                 self.inform_shard(id);
             }
+            Control::Copied { process, epoch } => {
+                if let Some(epochs) = &self.epochs {
+                    let change = self.replication.note_in_sync(epochs.newest(), id, process, epoch);
+                    change.into_iter().for_each(|change| self.enter(now, change));
+                }
+                self.replicate(now);
+            }
+            Control::CopyLost { process } => {
+                if let Some(epochs) = &self.epochs {
+                    let change = self.replication.note_lost(epochs.newest(), id, process);
+                    self.log(format!("the copy of {id} at {process} does not follow; it is given up"));
+                    change.into_iter().for_each(|change| self.enter(now, change));
+                }
+                self.replicate(now);
+            }
             other => self.log(format!("ignored a `{}` message from {id}", other.name())),
         }
+    }
+
+    /// What a spare core says.
+    fn handle_spare(&mut self, now: Time, number: u32, message: Control) {
+        match message {
+            Control::Register { addresses } => match addresses.check() {
+                Ok(()) => {
+                    self.replication.register(number, addresses);
+                    self.replicate(now);
+                }
+                Err(why) => self.log(format!("spare core {number} gave {why}")),
+            },
+            other => self.log(format!("ignored a `{}` message from spare core {number}", other.name())),
+        }
+    }
+
+    /// Has copies made, shards moved, and those of processes that are gone served by their copies.
+    fn replicate(&mut self, now: Time) {
+        if self.stage != Stage::Running {
+            return;
+        }
+        while let Some(epochs) = &self.epochs {
+            let plan = epochs.newest();
+            let Some(order) = self.replication.poll(now, plan, |id| self.servers.primary(id)) else { break };
+            match order {
+                Order::Keep { spare, served: ServedShard { shard, addresses: from, .. } } => {
+                    self.send(NodeId::Spare(spare), &Control::Keep { shard, from });
+                }
+                Order::Start(node) => self.send(node, &Control::StartCore),
+                Order::Change(change) => self.enter(now, change),
+                Order::Promote { spare, shard, change, why } => {
+                    self.note(format!("{shard} is served by another process from now on: {why}"));
+                    self.enter(now, change);
+                    // It may hang, and come back: its place is another's.
+                    self.outputs.push_back(Output::Disconnect { connection: NodeId::Shard(shard).into() });
+                    self.servers.lose(now, shard, true);
+                    if let Some(epochs) = &self.epochs {
+                        let message = Control::Promote(Box::new(epochs.newest().clone()));
+                        self.send(NodeId::Spare(spare), &message);
+                    }
+                }
+            }
+        }
+        while let Some(epochs) = &self.epochs
+            && let Some((server, spares)) = self.replication.poll_drained(epochs.newest())
+        {
+            self.note(format!("{server} is drained, and leaves"));
+            let stop = Control::Stop { error: None };
+            spares.into_iter().for_each(|number| self.send(NodeId::Spare(number), &stop));
+        }
+    }
+
+    /// A server is to be left without shards, so that it can end.
+    fn drain(&mut self, now: Time, number: u32, server: ServerId) {
+        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else {
+            return self.refuse(NodeId::Admin(number), Cause::Policy, "the job does not run yet".into());
+        };
+        match self.replication.drain(server, epochs.newest()) {
+            Ok(sentence) => self.send(NodeId::Admin(number), &Control::Done(sentence)),
+            Err(why) => return self.refuse(NodeId::Admin(number), Cause::Policy, why),
+        }
+        self.replicate(now);
     }
 
     fn handle_aggregator(&mut self, now: Time, id: AggregatorId, message: Control) {
@@ -322,6 +410,7 @@ impl Coordinator {
         match message {
             Control::StatusQuery => self.query_status(now, asker),
             Control::Set(rule) => self.set_policy(now, number, rule),
+            Control::Drain { server } => self.drain(now, number, server),
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
@@ -391,6 +480,7 @@ impl Coordinator {
             let workers = plan.members.iter().map(|member| member.worker);
             self.scheduler = Some(Scheduler::new(sync, workers, plan.seed));
         }
+        self.replication.begin(&plan);
         self.epochs = Some(Epochs::new(plan));
         self.warn();
         self.workers.begin(now);
@@ -505,7 +595,7 @@ impl Coordinator {
                         self.note(format!("{worker} takes part from clock {clock} on"));
                     }
                 }
-                Change::Policy(_) => {
+                Change::Policy(_) | Change::Served { .. } => {
                     let running: Vec<WorkerId> =
                         self.workers.running().chain(self.readers.informed()).collect();
                     let message = Control::Change { epoch, change };
@@ -768,7 +858,8 @@ impl Coordinator {
         let waited = stragglers::summary(&self.workers.waited(), self.config.servers);
         waited.into_iter().for_each(|line| self.note(line));
         let message = Control::Stop { error: error.clone() };
-        let shards = self.servers.ids().map(NodeId::Shard);
+        let spares = self.replication.connected().map(NodeId::Spare);
+        let shards = self.servers.ids().map(NodeId::Shard).chain(spares);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
         let workers = self.workers.live().chain(self.readers.ids()).map(NodeId::Worker);
         let everybody: Vec<NodeId> = shards.chain(aggregators).chain(workers).collect();
@@ -781,7 +872,8 @@ impl Coordinator {
         let vacancy = self.vacancy.iter_mut().map(|vacancy| &mut vacancy.since);
         let aggregators = self.aggregators.last_heard_mut();
         let members = self.workers.last_heard_mut().chain(self.readers.last_heard_mut());
-        let members = members.chain(self.servers.silences_mut()).chain(aggregators);
+        let servers = self.servers.silences_mut().chain(self.replication.silences_mut());
+        let members = members.chain(servers).chain(aggregators);
         let followers = self.epochs.iter_mut().flat_map(Epochs::since_mut);
         let all = members.chain(self.commands.last_heard_mut()).chain(vacancy).chain(followers);
         all.for_each(|since| standstill::exclude(since, now, lost));
@@ -827,6 +919,7 @@ impl Coordinator {
         }
         self.expire_aggregators(now);
         self.expire_readers(now);
+        self.replicate(now);
         if let Some(error) = self.servers.overdue(now, &self.standstill) {
             return self.end(Some(error));
         }
@@ -887,7 +980,11 @@ impl Role for Coordinator {
                 Ok(welcome)
             }
             Party::Shard { process, server, core, cores } => {
-                self.servers.accept(now, Caller { process, server, core, cores }, is_planned)
+                let caller = Caller { process, server, core, cores };
+                match self.servers.accept(now, caller, self.epochs.as_ref().map(Epochs::newest))? {
+                    Place::Serves(welcome) => Ok(welcome),
+                    Place::Spare => Ok(self.replication.accept(process, server, core)),
+                }
             }
             Party::Command => {
                 let (welcome, evicted) = self.commands.accept(now);
@@ -897,7 +994,7 @@ impl Role for Coordinator {
             }
             Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
             Party::Reader { id } => self.readers.accept(now, hello.incarnation, id),
-            Party::Through { .. } | Party::Below { .. } => {
+            Party::Through { .. } | Party::Below { .. } | Party::Copy { .. } => {
                 let reason =
                     "this is the job's coordinator; give the address that `paramill aggregate` prints".into();
                 Err(Refusal { reason, retry: false })
@@ -933,6 +1030,7 @@ impl Role for Coordinator {
                 self.lose_aggregator(now, id);
             }
             NodeId::Admin(id) => self.commands.lose(id),
+            NodeId::Spare(number) => self.replication.lose(now, number),
             NodeId::Coordinator => {}
         }
         self.queries.forget(peer);
@@ -956,7 +1054,8 @@ impl Role for Coordinator {
             NodeId::Shard(id) if self.servers.heard(now, id) => self.note(format!("{id} is heard again")),
             NodeId::Aggregator(id) if !self.aggregators.heard(now, id) => return,
             NodeId::Admin(number) => self.commands.heard(now, number),
-            NodeId::Shard(_) | NodeId::Aggregator(_) | NodeId::Coordinator => {}
+            NodeId::Spare(number) if !self.replication.is_known(number) => return,
+            NodeId::Shard(_) | NodeId::Aggregator(_) | NodeId::Spare(_) | NodeId::Coordinator => {}
         }
         if header.kind != Kind::Control {
             return self.log(format!("ignored a {:?} frame from {from}", header.kind));
@@ -967,6 +1066,7 @@ impl Role for Coordinator {
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
             (NodeId::Admin(number), Ok(message)) => self.handle_command(now, number, message),
             (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(now, id, message),
+            (NodeId::Spare(number), Ok(message)) => self.handle_spare(now, number, message),
             (NodeId::Coordinator, Ok(_)) => {}
             (from, Err(error)) => {
                 self.log(format!("{from}: {error}"));
@@ -1011,8 +1111,13 @@ impl Role for Coordinator {
         let behind = self.epochs.as_ref().and_then(|epochs| epochs.next_deadline(grace, &self.standstill));
         let behind = behind.filter(|_| !is_over);
         let readers = self.readers.next_deadline(grace, &self.standstill).filter(|_| !is_over);
-        let all = [workers, readers, servers, queries, scheduler, standstill, idle, vacancy, silent, behind];
-        all.into_iter().flatten().min()
+        let copies =
+            self.epochs.as_ref().filter(|_| !is_over).and_then(|epochs| {
+                self.replication.next_timeout(epochs.newest(), |id| self.servers.primary(id))
+            });
+        let members = [workers, readers, servers, silent, behind, copies];
+        let others = [queries, scheduler, standstill, idle, vacancy];
+        members.into_iter().chain(others).flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {

@@ -376,6 +376,7 @@ fn number(node: NodeId) -> u64 {
         NodeId::Worker(worker) => 2 << 56 | u64::from(worker.0),
         NodeId::Admin(admin) => 3 << 56 | u64::from(admin),
         NodeId::Aggregator(aggregator) => 4 << 56 | u64::from(aggregator.0),
+        NodeId::Spare(number) => 6 << 56 | u64::from(number),
     }
 }
 

@@ -183,6 +183,18 @@ pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
 pub const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
 /// A command that says nothing for this long is hung up on.
 pub const COMMAND_IDLE: Duration = Duration::from_secs(10);
+/// What precedes the payload of an input in a log for copies: a time, the connection that it came from, its header.
+pub const ENTRY_PREFIX_BYTES: usize = 128;
+/// Bytes of inputs that may be on their way to a copy before no more are applied until it has them.
+pub const MAX_LOG_BYTES: usize = 64 << 20;
+/// How long inputs may wait for a copy before the coordinator is told that it is out of reach.
+pub const COPY_PATIENCE: Duration = Duration::from_secs(2);
+/// A shard or a copy whose connection to the coordinator broke has this long to come back before another takes its place.
+pub const COPY_GRACE: Duration = Duration::from_millis(700);
+/// Frames of a shard that is served elsewhere now wait for so long to be sent.
+pub const LAST_FRAMES: Duration = Duration::from_secs(10);
+/// A shard that has a copy and was not heard for so long is served by the copy from then on.
+pub const FAILOVER_SILENCE: Duration = Duration::from_secs(8);
 /// How long a node tries to reach another before it gives up and names it.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// How long each step of an attempt to connect may take: resolving a name, connecting, the peer's answer to the hello.

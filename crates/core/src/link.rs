@@ -79,6 +79,11 @@ impl Link {
         self.state == State::Up
     }
 
+    /// The peer is reached at other addresses from now on. It is the same peer: it has been connected before if it had been.
+    pub fn move_to(&mut self, now: Time, addresses: Addresses) {
+        *self = Link { was_up: self.was_up, ..Link::new(now, self.connection, addresses) };
+    }
+
     /// The driver connected it.
     pub fn connected(&mut self) {
         self.state = State::Up;

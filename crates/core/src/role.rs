@@ -17,6 +17,7 @@ use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
 use crate::types::{Clock, ConnectionId, NodeId, TableId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -139,6 +140,8 @@ pub enum Output {
     },
     /// Take connections of others from now on. The driver answers with `handle_listening`.
     Listen,
+    /// Start another data core in this process.
+    StartCore,
     /// A line for the log.
     Log(Level, String),
     /// The role's work is done, well or badly; the driver may end.
@@ -202,13 +205,17 @@ fn cost(output: &Output) -> usize {
     let own = match output {
         Output::Send { frame, .. } => frame.memory_bytes(),
         Output::Log(_, line) => line.len(),
-        Output::Connect { .. } | Output::Disconnect { .. } | Output::Listen | Output::Stop { .. } => 0,
+        Output::Connect { .. }
+        | Output::Disconnect { .. }
+        | Output::Listen
+        | Output::StartCore
+        | Output::Stop { .. } => 0,
     };
     size_of::<Output>() + own
 }
 
 /// The reason why a connection ended, or was not made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lost {
     /// The connection broke, or the peer did not answer; in the driver's words.
     Broken(String),

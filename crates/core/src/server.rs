@@ -32,6 +32,8 @@ use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
     ServedShard, Standing, Welcome,
 };
+
+
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use links::Links;
@@ -244,6 +246,7 @@ impl Shard {
             }
             Change::Joined { worker, clock } => self.tables.set_first_clock(*worker, *clock),
             Change::Left { worker } => self.remove_worker(*worker),
+            Change::Served { .. } => {}
             Change::Policy(rule) => {
                 for table in 0..self.tables.len() {
                     if self.tables.get(table).spec().is_meant_by(rule, id.server) {
@@ -677,31 +680,56 @@ impl Shard {
         self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
     }
 
-    fn accept_aggregator(
-        &mut self,
-        hello: &Hello,
-        process: ProcessId,
-        id: Option<AggregatorId>,
-    ) -> Result<Welcome, Refusal> {
-        let refuse = |reason: &str, retry| Err(Refusal { reason: reason.into(), retry });
-        let Some(id) = id.filter(|id| id.0 < limits::MAX_AGGREGATORS) else {
-            return refuse("an aggregator gets its number from the coordinator first", false);
+    /// Whether a peer that says hello is welcome; nothing changes by it.
+    pub fn check_hello(&self, hello: &Hello) -> Result<Welcome, Refusal> {
+        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
+        if hello.job != self.config.job {
+            return refuse(
+                format!("this server serves job `{}`, not `{}`", self.config.job, hello.job),
+                false,
+            );
+        }
+        let you = match hello.from {
+            Party::Worker { rank: Some(worker) } => NodeId::Worker(worker),
+            Party::Aggregator { id: Some(id), .. } if id.0 < limits::MAX_AGGREGATORS => {
+                NodeId::Aggregator(id)
+            }
+            Party::Aggregator { .. } => {
+                return refuse("an aggregator gets its number from the coordinator first".into(), false);
+            }
+            Party::Reader { id: Some(id) } => NodeId::Worker(id),
+            Party::Through { .. } | Party::Below { .. } => {
+                let reason =
+                    "this is a server, and no aggregator; give the address that `paramill aggregate` prints";
+                return refuse(reason.into(), false);
+            }
+            _ => {
+                return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+            }
         };
         if self.plan.is_none() {
-            return refuse("this server has no plan yet", true);
+            return refuse("this server has no plan yet".into(), true);
         }
-        self.aggregators.accept(id, process, hello.incarnation)?;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
+        match (you, hello.from) {
+            (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
+                self.aggregators.check(id, process, hello.incarnation)?;
+            }
+            (NodeId::Worker(_), Party::Reader { id: Some(id) }) => {
+                self.readers.check(id, hello.incarnation)?
+            }
+            (NodeId::Worker(worker), _) if !self.members.is_member(worker, hello.incarnation) => {
+                let reason = format!("{worker} was declared dead or has left; the job goes on without it");
+                return refuse(reason, false);
+            }
+            _ => {}
+        }
+        Ok(Welcome { you, incarnation: hello.incarnation })
     }
 
-    fn accept_reader(&mut self, hello: &Hello, id: WorkerId) -> Result<Welcome, Refusal> {
-        if self.plan.is_none() {
-            return Err(Refusal { reason: "this server has no plan yet".into(), retry: true });
-        }
-        self.readers.accept(id, hello.incarnation)?;
-        // A connection that this one takes the place of may have followed streams.
-        self.delivery.lose_follower(NodeId::Worker(id));
-        Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation })
+    /// This process takes over from the one that served the shard before, by this plan.
+    pub(crate) fn take_over(&mut self, now: Time, config: ShardConfig, plan: Plan) {
+        self.config = config;
+        self.take_plan(now, plan);
     }
 
     fn lose_reader(&mut self, now: Time, id: WorkerId) {
@@ -873,37 +901,25 @@ impl Role for Shard {
     }
 
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
-        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
-        if hello.job != self.config.job {
-            return refuse(
-                format!("this server serves job `{}`, not `{}`", self.config.job, hello.job),
-                false,
-            );
-        }
-        let worker = match hello.from {
-            Party::Worker { rank: Some(worker) } => worker,
-            Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
-            Party::Reader { id: Some(id) } => return self.accept_reader(hello, id),
-            Party::Through { .. } | Party::Below { .. } => {
-                let reason =
-                    "this is a server, and no aggregator; give the address that `paramill aggregate` prints";
-                return refuse(reason.into(), false);
+        let welcome = self.check_hello(hello)?;
+        match (welcome.you, hello.from) {
+            (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
+                self.aggregators.accept(id, process, hello.incarnation)?;
             }
-            _ => {
-                return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+            (NodeId::Worker(id), _) if id.is_reader() => {
+                self.readers.accept(id, hello.incarnation)?;
+                // A connection that this one takes the place of may have followed streams.
+                self.delivery.lose_follower(welcome.you);
             }
-        };
-        if self.plan.is_none() {
-            return refuse("this server has no plan yet".into(), true);
+            (NodeId::Worker(worker), _) => {
+                self.members.connect(worker, hello.incarnation);
+                self.delivery.reach_directly(worker);
+                self.note_judge(worker, true);
+                self.tell_judge(now);
+            }
+            _ => {}
         }
-        if !self.members.connect(worker, hello.incarnation) {
-            let reason = format!("{worker} was declared dead or has left; the job goes on without it");
-            return refuse(reason, false);
-        }
-        self.delivery.reach_directly(worker);
-        self.note_judge(worker, true);
-        self.tell_judge(now);
-        Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation })
+        Ok(welcome)
     }
 
     fn hello(&self, _connection: ConnectionId) -> Hello {

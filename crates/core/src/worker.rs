@@ -789,6 +789,13 @@ impl Worker {
             // A worker that is declared dead hears it from the nodes that refuse it.
             Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => {}
             Change::Policy(rule) => self.traffic.follow(&mut self.session, &self.registry, now, rule),
+            Change::Served { shard, addresses, .. } => {
+                if self.session.move_shard(now, *shard, addresses) {
+                    let connection = self.session.connection(*shard);
+                    self.traffic.lose_streams(&mut self.session, now, connection);
+                    self.handle_timeout(now);
+                }
+            }
         }
     }
 

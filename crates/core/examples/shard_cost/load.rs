@@ -89,7 +89,7 @@ impl Load {
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
             whole: vec![],
-            shards: vec![ServedShard { shard: id, process: ProcessId(1), addresses: "here".into() }],
+            shards: vec![ServedShard::original(id, ProcessId(1), "here".into())],
             workers: work.workers,
             members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),

@@ -10,6 +10,7 @@ use super::members::{Caller, Members};
 use super::streams::{Streams, UpdateCodec};
 use super::table::{CodecSeeds, PushIntake, SumCodec, SumPolicy, Table, Way};
 use super::uplink::{Out, Peers, Uplink};
+use crate::address::Addresses;
 use crate::intake::{PushFrame, Taken};
 use crate::limits;
 use crate::link::Link;
@@ -255,6 +256,19 @@ impl ShardProxy {
             self.streams.forget(connection, &self.uplink, out);
             out.outputs.push_back(Output::Disconnect { connection });
         }
+    }
+
+    /// The shard is reached at these addresses from now on. Where they are others, the connection is made anew.
+    pub(super) fn follow(&mut self, now: Time, addresses: Addresses, out: &mut Out<'_>) {
+        if *self.uplink.link.addresses() == addresses {
+            return;
+        }
+        let connection = self.uplink.connection();
+        if self.uplink.link.is_up() {
+            out.outputs.push_back(Output::Disconnect { connection });
+            self.disconnected(now, &Lost::Broken("the shard is served by another process".into()), out);
+        }
+        self.uplink.link.move_to(now, addresses);
     }
 
     /// Keeps the connection, and ends aggregates that were held long enough. The sentence of a link that is overdue.

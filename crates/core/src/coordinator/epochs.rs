@@ -82,7 +82,7 @@ impl Epochs {
             Change::Joined { worker, .. } | Change::Left { worker } => {
                 self.joining.remove(&worker);
             }
-            Change::Policy(_) => {}
+            Change::Policy(_) | Change::Served { .. } => {}
         }
         self.unsettled.push_back((epoch, change.clone()));
         Control::Change { epoch, change }
@@ -267,7 +267,7 @@ mod tests {
 
     fn served(server: u32) -> ServedShard {
         let process = ProcessId(u64::from(server) + 100);
-        ServedShard { shard: shard(server), process, addresses: "host:1".into() }
+        ServedShard::original(shard(server), process, "host:1".into())
     }
 
     fn epochs() -> Epochs {

@@ -73,7 +73,7 @@ impl Scheduler {
     pub(super) fn apply_change(&mut self, now: Time, change: &Change, sync: SyncPolicy) {
         match change {
             // Its first clock was asked for before the change was made.
-            Change::Joining { .. } => {}
+            Change::Joining { .. } | Change::Served { .. } => {}
             Change::Joined { worker, clock } => self.controller.set_first_clock(*worker, *clock),
             Change::Left { worker } => {
                 self.waiting.remove(worker);

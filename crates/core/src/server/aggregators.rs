@@ -70,9 +70,20 @@ impl Aggregators {
         process: ProcessId,
         incarnation: u64,
     ) -> Result<(), Refusal> {
-        let fresh = || Peer { process, taken: 0, refused: BTreeMap::new() };
-        let peer = self.peers.entry(id).or_insert_with(fresh);
-        if peer.process != process || incarnation != process.0 {
+        self.check(id, process, incarnation)?;
+        self.peers.entry(id).or_insert_with(|| Peer { process, taken: 0, refused: BTreeMap::new() });
+        Ok(())
+    }
+
+    /// Whether an aggregator that says hello is welcome.
+    pub(crate) fn check(
+        &self,
+        id: AggregatorId,
+        process: ProcessId,
+        incarnation: u64,
+    ) -> Result<(), Refusal> {
+        let is_other = self.peers.get(&id).is_some_and(|peer| peer.process != process);
+        if is_other || incarnation != process.0 {
             let reason = format!("{id} is another process, which held gradients; start the job anew");
             return Err(Refusal { reason, retry: false });
         }

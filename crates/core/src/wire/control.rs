@@ -11,7 +11,7 @@ use crate::policy::{JobPolicies, PolicyOverride};
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::{TableSpec, tables};
-use crate::types::{Clock, ShardId, TableId, WorkerId};
+use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 
@@ -204,6 +204,34 @@ pub enum Control {
         /// The newest version of a table here.
         version: Clock,
     },
+    /// Coordinator to a spare core: keep a copy of this shard.
+    Keep {
+        /// The shard.
+        shard: ShardId,
+        /// Addresses of the process that serves it.
+        from: Addresses,
+    },
+    /// Shard to coordinator: this process' copy has everything, and no input is applied here that is not there.
+    Copied {
+        /// The process.
+        process: ProcessId,
+        /// The newest epoch that the shard has heard of: where the shard is served may have changed since.
+        epoch: u32,
+    },
+    /// Shard to coordinator: inputs have waited here for so long that the copy must be out of reach.
+    CopyLost {
+        /// Its process.
+        process: ProcessId,
+    },
+    /// Coordinator to a data core: your process is to start another one.
+    StartCore,
+    /// Command to coordinator: move everything away from this server, so that it can end.
+    Drain {
+        /// Its number.
+        server: ServerId,
+    },
+    /// Coordinator to a copy: serve the shard from now on, by this plan.
+    Promote(Box<Plan>),
 }
 
 /// A worker that no round before an iteration waits for.
@@ -312,6 +340,12 @@ impl Control {
             Control::Idle { .. } => "idle",
             Control::IdleWorkers { .. } => "idle workers",
             Control::IdleNoted { .. } => "idle noted",
+            Control::Keep { .. } => "keep",
+            Control::Copied { .. } => "copied",
+            Control::CopyLost { .. } => "copy lost",
+            Control::StartCore => "start core",
+            Control::Drain { .. } => "drain",
+            Control::Promote(_) => "promote",
         }
     }
 }

@@ -34,6 +34,7 @@ impl Hello {
             Party::Through { rank, .. } => Some(NodeId::Worker(rank)),
             Party::Reader { id } => id.map(NodeId::Worker),
             Party::Below { id, .. } => Some(NodeId::Aggregator(id)),
+            Party::Copy { number, .. } => Some(NodeId::Spare(number)),
         }
     }
 }
@@ -93,6 +94,17 @@ pub enum Party {
         again: bool,
         /// Levels of aggregators that go through it. They grow without end where aggregators go through each other.
         levels: u32,
+    },
+    /// A data core that keeps a copy of a shard, to the one that serves it.
+    Copy {
+        /// Its process.
+        process: ProcessId,
+        /// Its number ([`NodeId::Spare`]).
+        number: u32,
+        /// The shard.
+        shard: ShardId,
+        /// The entries of the log that it has; `None` before it has an image to begin with.
+        has: Option<u64>,
     },
 }
 

@@ -243,6 +243,23 @@ impl Session {
         self.join_waits = None;
     }
 
+    /// A shard is served by another process. Whether that is news, and its connection is to be made anew.
+    pub(super) fn move_shard(&mut self, now: Time, shard: ShardId, addresses: &Addresses) -> bool {
+        // An aggregator follows by itself.
+        if self.is_aggregated() {
+            return false;
+        }
+        let rank = self.id.map_or(0, |id| id.0 as usize);
+        let addresses = addresses.for_caller(rank + shard.core as usize);
+        let Some(link) = self.shards.get_mut(&shard).filter(|link| *link.addresses() != addresses) else {
+            return false;
+        };
+        let (connection, lane) = (link.connection(), self.lanes.get(&shard).copied().unwrap_or(FIRST));
+        link.move_to(now, addresses);
+        self.outputs[lane].push_back(Output::Disconnect { connection });
+        true
+    }
+
     pub(super) fn coordinator(&self) -> &Link {
         &self.coordinator
     }
@@ -535,11 +552,8 @@ mod tests {
 
     /// Worker 3 in a plan of one server with three cores, of which two have parameters.
     fn session(aggregator: Option<CoreAddresses>) -> Session {
-        let served = |core: u32| ServedShard {
-            shard: shard(core),
-            process: ProcessId(1),
-            addresses: format!("shard:{core}").into(),
-        };
+        let served =
+            |core: u32| ServedShard::original(shard(core), ProcessId(1), format!("shard:{core}").into());
         let config = WorkerConfig {
             job: "test".into(),
             rank: Some(WorkerId(3)),

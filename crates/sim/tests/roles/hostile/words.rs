@@ -233,10 +233,12 @@ pub(crate) fn honest_tables() -> Vec<TableSpec> {
 /// A plan that is right but for a few of its fields.
 fn plan() -> impl Strategy<Value = Plan> {
     let part = |server, start, len| Part { server: ServerId(server), start, len };
-    let shard = |server, core| ServedShard {
-        shard: ShardId { server: ServerId(server), core },
-        process: ProcessId(u64::from(server) + 100),
-        addresses: format!("shard:{server}").into(),
+    let shard = |server, core| {
+        ServedShard::original(
+            ShardId { server: ServerId(server), core },
+            ProcessId(u64::from(server) + 100),
+            format!("shard:{server}").into(),
+        )
     };
     let honest = Plan {
         epoch: 1,

@@ -215,11 +215,7 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         tables: vec![TableSpec::dense("w", [4])],
         parts: vec![vec![part]],
         whole: vec![],
-        shards: vec![ServedShard {
-            shard: shard_id(0),
-            process: ProcessId(100),
-            addresses: "shard:0".into(),
-        }],
+        shards: vec![ServedShard::original(shard_id(0), ProcessId(100), "shard:0".into())],
         workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: Policy::default().with(Axis::Chunk, "16B"),
