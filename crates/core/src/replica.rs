@@ -118,6 +118,11 @@ impl Replica {
         }
     }
 
+    /// The process that this core belongs to.
+    pub fn process(&self) -> ProcessId {
+        self.config.process
+    }
+
     /// The shard that is served here.
     pub fn shard(&self) -> Option<&Shard> {
         match &self.mode {
@@ -207,6 +212,12 @@ impl Replica {
                 match served {
                     Some(ServedShard { process, .. }) if *process != own && known > 0 => {
                         self.retire(now);
+                        return false;
+                    }
+                    Some(ServedShard { shard, process, .. }) if *process != own => {
+                        serving.shard.fail(format!(
+                            "the plan gives {shard} to {process}, and this is {own}; give each server its own number, or none"
+                        ));
                         return false;
                     }
                     Some(ServedShard { copy, since, .. }) if *since > known => self.keep(*copy),

@@ -33,9 +33,8 @@ use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subj
 use crate::wire::group::{self, Entry};
 use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
-    ServedShard, Standing, Welcome,
+    Standing, Welcome,
 };
-
 
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
@@ -228,9 +227,6 @@ impl Shard {
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.fail(error);
         }
-        if let Err(error) = self.check_served_here(&plan) {
-            return self.fail(error);
-        }
         match &self.plan {
             Some(known) => {
                 for (epoch, change) in known.changes_to(&plan) {
@@ -244,17 +240,6 @@ impl Shard {
             }
         }
         self.tell_entered();
-    }
-
-    /// Whether a plan leaves this shard to this process: workers would look for its parameters elsewhere otherwise.
-    fn check_served_here(&self, plan: &Plan) -> Result<(), String> {
-        let own = self.config.process;
-        match self.id().and_then(|id| plan.served(id)) {
-            Some(ServedShard { shard, process, .. }) if *process != own => Err(format!(
-                "the plan gives {shard} to {process}, and this is {own}; give each server its own number, or none"
-            )),
-            _ => Ok(()),
-        }
     }
 
     /// Sets up the tables and the members of the first plan that this shard gets.
@@ -770,7 +755,7 @@ impl Shard {
         }
         match (you, hello.from) {
             (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
-                self.aggregators.check(id, process, hello.incarnation)?;
+                self.aggregators.check_hello(id, process, hello.incarnation)?;
             }
             (NodeId::Worker(_), Party::Reader { id: Some(id) }) => {
                 self.readers.check(id, hello.incarnation)?
@@ -909,7 +894,7 @@ impl Shard {
     }
 
     /// Something is wrong here: the coordinator is told, so that the job ends with the reason.
-    fn fail(&mut self, error: String) {
+    pub(crate) fn fail(&mut self, error: String) {
         if self.coordinator.is_up() {
             self.tell_coordinator(&Control::Stop { error: Some(error.clone()) });
         }

@@ -8,18 +8,20 @@ use crate::network::{HostId, Position};
 use crate::operator::Operator;
 use crate::player::{Player, Program};
 use crate::rules::Injected;
-use crate::scenario::{Hosts, Scenario, ScenarioError};
+use crate::scenario::{Hosts, SPARES_OF_A_SERVER, Scenario, ScenarioError};
 use crate::spectator::Spectator;
-use crate::world::{Observer, Violation, World};
+use crate::world::{Ended, Newcomer, Observer, Violation, World};
 use paramill_core::address::{Addresses, LOCAL};
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
+use paramill_core::replica::Replica;
 use paramill_core::server::{Shard, ShardConfig, ShardImage};
 use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::worker::{Access, Worker, WorkerConfig};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,6 +124,7 @@ impl Cluster {
         cluster.aggregator_ids().for_each(|id| cluster.add_node(NodeId::Aggregator(id)));
         cluster.worker_ids().for_each(|id| cluster.add_node(NodeId::Worker(id)));
         cluster.reader_ids().for_each(|id| cluster.add_reader(id));
+        cluster.set_starter();
         cluster.inject();
         Ok(cluster)
     }
@@ -133,6 +136,47 @@ impl Cluster {
         self.lives += 1;
         let (builder, life) = (self.builder.clone(), self.lives);
         self.world.restart(node, at + after, move |now| builder.actor(now, node, life));
+    }
+
+    /// A server dies at `at` with all its cores, and is started anew a while later.
+    pub fn crash_server(&mut self, server: ServerId, at: Time, after: Option<Duration>) {
+        self.world.crash_process(server.0, at);
+        self.lives += 1;
+        let life = self.lives;
+        for node in self.shard_ids().filter(|id| id.server == server).map(NodeId::Shard) {
+            let builder = self.builder.clone();
+            if let Some(after) = after {
+                self.world.restart(node, at + after, move |now| builder.actor(now, node, life));
+            }
+        }
+    }
+
+    /// Data cores start others of their process when the coordinator says so.
+    fn set_starter(&mut self) {
+        for id in self.shard_ids() {
+            self.world.set_process(NodeId::Shard(id), id.server.0);
+        }
+        let (builder, started) = (self.builder.clone(), Cell::new(0));
+        self.world.set_starter(move |now, node, actor| {
+            let server = match node {
+                NodeId::Shard(id) => id.server.0,
+                NodeId::Spare(number) => number >> SPARES_OF_A_SERVER,
+                other => unreachable!("{other} starts no data cores"),
+            };
+            started.set(started.get() + 1);
+            let id = NodeId::Spare(server << SPARES_OF_A_SERVER | started.get());
+            let process = actor.as_replica().expect("a data core starts others").process();
+            let address = builder.address(id);
+            let config = ShardConfig {
+                process,
+                server: None,
+                core: builder.scenario.cores + started.get(),
+                addresses: address.clone().into(),
+                ..builder.shard_config(ShardId { server: ServerId(server), core: 0 }, 0)
+            };
+            let role = Actor::Shard(Box::new(Replica::new(now, config, builder.registry.clone())));
+            Newcomer { id, address, role }
+        });
     }
 
     /// At `at` another process goes on in a shard's place, from the shard's image.
@@ -197,7 +241,13 @@ impl Cluster {
 
     /// A data core.
     pub fn shard(&self, shard: ShardId) -> &Shard {
-        let actor = self.world.role(NodeId::Shard(shard)).expect("every shard was added");
+        let serves = |(node, actor): (NodeId, &'_ Actor)| -> Option<(u32, NodeId)> {
+            let served = actor.as_shard().filter(|served| served.id() == Some(shard))?;
+            (self.world.ended(node) != Some(&Ended::Crashed)).then_some((served.epoch(), node))
+        };
+        // A process that the shard was taken from may not have heard of it.
+        let node = self.world.roles().filter_map(serves).max().map_or(NodeId::Shard(shard), |(_, node)| node);
+        let actor = self.world.role(node).expect("every shard was added");
         actor.as_shard().expect("a shard's node holds a shard")
     }
 
@@ -357,17 +407,19 @@ impl Builder {
             other => other.as_shard().expect("a shard's node holds a shard").image().encode(),
         };
         let image = ShardImage::decode(&bytes).expect("an image can be read");
-        let shard = Shard::from_image(now, self.shard_config(id, 0), self.registry.clone(), image);
-        self.broken_or_not(shard.expect("an image is that of a shard"))
+        let config = self.shard_config(id, 0);
+        let shard = Shard::from_image(now, config.clone(), self.registry.clone(), image);
+        self.broken_or_not(shard.expect("an image is that of a shard"), config)
     }
 
     fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
-        self.broken_or_not(Shard::new(now, self.shard_config(id, life), self.registry.clone()))
+        let config = self.shard_config(id, life);
+        self.broken_or_not(Shard::new(now, config.clone(), self.registry.clone()), config)
     }
 
-    fn broken_or_not(&self, shard: Shard) -> Actor {
+    fn broken_or_not(&self, shard: Shard, config: ShardConfig) -> Actor {
         match self.play.canary.filter(|canary| canary.is_of_shards()) {
-            None => Actor::Shard(Box::new(shard)),
+            None => Actor::Shard(Box::new(Replica::serving(shard, config, self.registry.clone()))),
             Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),
         }
     }

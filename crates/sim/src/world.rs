@@ -18,7 +18,7 @@ mod payload;
 mod reader;
 mod travelling;
 
-pub use node::Ended;
+pub use node::{Ended, Newcomer};
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
 use crate::network::{HostId, Network, Parcel, Passage};
@@ -29,7 +29,7 @@ use connection::{Connection, End};
 use directory::Directory;
 use event::Event;
 use landing::{land_behind, stray};
-use node::{Node, Rebirth, label};
+use node::{Node, Rebirth, Starter, label};
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
@@ -64,6 +64,7 @@ pub struct World<R> {
     /// What some nodes sent to others is not read, by sender and receiver: how many of these frames may be.
     holds: BTreeMap<(usize, usize), usize>,
     rebirths: Vec<Option<Rebirth<R>>>,
+    starter: Option<Starter<R>>,
     log: VecDeque<String>,
     counts: Counts,
 }
@@ -95,6 +96,7 @@ impl<R: Role> World<R> {
             dirty: Vec::new(),
             holds: BTreeMap::new(),
             rebirths: Vec::new(),
+            starter: None,
             log: VecDeque::new(),
             counts: Counts::default(),
         }
@@ -220,6 +222,34 @@ impl<R: Role> World<R> {
     fn rebirth(&mut self, build: impl FnOnce(Time, &R) -> R + 'static) -> usize {
         self.rebirths.push(Some(Rebirth(Box::new(build))));
         self.rebirths.len() - 1
+    }
+
+    /// A node belongs to a process, which dies as a whole ([`World::crash_process`]). Nodes that it starts belong to it too.
+    pub fn set_process(&mut self, id: NodeId, process: u32) {
+        if let Some(&node) = self.by_id.get(&id) {
+            self.nodes[node].process = Some(process);
+        }
+    }
+
+    /// All nodes of a process are gone from `at` on.
+    pub fn crash_process(&mut self, process: u32, at: Time) {
+        self.queue.push(at.max(self.now), Event::CrashProcess { process });
+    }
+
+    /// `build` makes the nodes that others start.
+    pub fn set_starter(&mut self, build: impl Fn(Time, NodeId, &R) -> Newcomer<R> + 'static) {
+        self.starter = Some(Starter(Box::new(build)));
+    }
+
+    /// A node starts another one of its process, on its host.
+    fn start_beside(&mut self, index: usize) {
+        let Some(Starter(build)) = &self.starter else { return };
+        let Node { id, host, handling, process, .. } = self.nodes[index];
+        let Newcomer { id, address, role } = build(self.now, id, &self.nodes[index].role);
+        self.add(id, &address, host, handling, role);
+        if let Some(newest) = self.nodes.last_mut() {
+            newest.process = process;
+        }
     }
 
     /// Each frame takes `factor` times as long on this node as before.
@@ -368,6 +398,11 @@ impl<R: Role> World<R> {
         let Some((at, event)) = self.queue.pop() else { return Ok(()) };
         self.now = self.now.max(at);
         self.counts.events += 1;
+        if let Event::CrashProcess { process } = event {
+            let is_meant = |node: &Node<R>| node.process == Some(process) && node.ended.is_none();
+            let meant: Vec<usize> = (0..self.nodes.len()).filter(|&at| is_meant(&self.nodes[at])).collect();
+            return meant.into_iter().try_for_each(|node| self.end(node, Ended::Crashed, observer));
+        }
         let index = self.concerned(&event);
         let node = &mut self.nodes[index];
         if node.ended.is_some() {
@@ -402,6 +437,7 @@ impl<R: Role> World<R> {
             Event::Arrive { ref flight, .. } => end(flight.connection, flight.side),
             Event::Room { connection, side } => end(connection, 1 - side),
             Event::Lost { connection, side, .. } => end(connection, side),
+            Event::CrashProcess { .. } => unreachable!("it happens to several nodes"),
             Event::Unreachable { node, .. }
             | Event::Read { node }
             | Event::Timer { node }
@@ -546,7 +582,7 @@ impl<R: Role> World<R> {
                 self.end(index, Ended::Crashed, observer)?;
                 return Ok(false);
             }
-            Event::Restart { .. } => return Ok(false),
+            Event::Restart { .. } | Event::CrashProcess { .. } => return Ok(false),
             Event::Replace { rebirth, .. } => {
                 // What waits for the process before happens to its successor.
                 let postponed = std::mem::take(&mut self.nodes[index].postponed);
@@ -570,6 +606,7 @@ impl<R: Role> World<R> {
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
                 Output::Listen => self.listen(index),
+                Output::StartCore => self.start_beside(index),
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {
@@ -586,7 +623,7 @@ impl<R: Role> World<R> {
             self.flush_dirty(observer)?;
         }
         let node = &mut self.nodes[index];
-        observer.on_settled(self.now, node.id, &node.role)?;
+        observer.on_settled(self.now, node.name(), &node.role)?;
         if node.ended.is_none() {
             node.unchecked += 1;
             // An account of thousands of peers costs more than an event.
@@ -782,7 +819,7 @@ impl<R: Role> World<R> {
         mut frame: Frame,
         observer: &mut O,
     ) -> Result<(), String> {
-        let Node { id, role, .. } = &self.nodes[index];
+        let (from, role) = (self.nodes[index].name(), &self.nodes[index].role);
         if matches!(frame.body, Body::Stored { .. }) {
             role.refresh(&mut frame.header);
         }
@@ -791,8 +828,8 @@ impl<R: Role> World<R> {
         let receiver = self.connections[connection].ends[side].node;
         let view = FrameView {
             now: self.now,
-            from: *id,
-            to: self.nodes[receiver].id,
+            from,
+            to: self.nodes[receiver].name(),
             shard: self.connections[connection].shard(),
             header: &header,
             payload: payload.bytes(),
@@ -1028,11 +1065,12 @@ impl<R: Role> World<R> {
     ) -> Result<(), String> {
         let Source { connection, side } = source;
         let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
-        let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].id);
+        let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].name());
         let shard = self.connections[connection].shard();
         let frames = LANDING_FRAMES.min(self.allowance(index, source).saturating_add(1));
-        let Node { id, role, .. } = &mut self.nodes[index];
-        let view = FrameView { now, from, to: *id, shard, header, payload };
+        let to = self.nodes[index].name();
+        let role = &mut self.nodes[index].role;
+        let view = FrameView { now, from, to, shard, header, payload };
         observer.on_delivered(&view, role)?;
         let mut places = Vec::new();
         let comes_in_pieces = !payload.is_empty() && self.dice.chance(0.5);

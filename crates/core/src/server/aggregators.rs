@@ -79,13 +79,13 @@ impl Aggregators {
         process: ProcessId,
         incarnation: u64,
     ) -> Result<(), Refusal> {
-        self.check(id, process, incarnation)?;
+        self.check_hello(id, process, incarnation)?;
         self.peers.entry(id).or_insert_with(|| Peer { process, taken: 0, refused: BTreeMap::new() });
         Ok(())
     }
 
     /// Whether an aggregator that says hello is welcome.
-    pub(crate) fn check(
+    pub(crate) fn check_hello(
         &self,
         id: AggregatorId,
         process: ProcessId,

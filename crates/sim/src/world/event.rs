@@ -30,6 +30,8 @@ pub(super) enum Event {
     Resume { node: usize },
     /// A fault.
     Crash { node: usize },
+    /// A fault of all nodes of a process.
+    CrashProcess { process: u32 },
     /// The node is started anew.
     Restart { node: usize, rebirth: usize },
     /// Another process takes the place of the node.

@@ -14,6 +14,8 @@ use std::time::Duration;
 pub(super) struct Node<R> {
     pub(super) id: NodeId,
     pub(super) host: HostId,
+    /// The process that it belongs to, where several nodes do.
+    pub(super) process: Option<u32>,
     pub(super) role: R,
     /// Decides the jitter of what it sends outside of connections.
     pub(super) dice: Prng,
@@ -41,6 +43,7 @@ impl<R> Node<R> {
         Node {
             id,
             host,
+            process: None,
             role,
             dice,
             connections: BTreeMap::new(),
@@ -59,6 +62,11 @@ impl<R> Node<R> {
 }
 
 impl<R: Role> Node<R> {
+    /// Its name to those who watch: the shard that a node serves may have been another's before.
+    pub(super) fn name(&self) -> NodeId {
+        self.role.node().filter(|node| matches!(node, NodeId::Shard(_))).unwrap_or(self.id)
+    }
+
     /// Whether the role's account of itself adds up.
     pub(super) fn check(&self) -> Result<(), String> {
         let Node { id, role, .. } = self;
@@ -76,6 +84,25 @@ pub(super) struct Rebirth<R>(pub(super) Box<dyn FnOnce(Time, &R) -> R>);
 impl<R> fmt::Debug for Rebirth<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Rebirth")
+    }
+}
+
+/// A node that is started by another one of its process.
+pub struct Newcomer<R> {
+    /// Its name.
+    pub id: NodeId,
+    /// Where others reach it.
+    pub address: String,
+    /// Its role.
+    pub role: R,
+}
+
+/// Makes the nodes that others start.
+pub(super) struct Starter<R>(pub(super) Box<dyn Fn(Time, NodeId, &R) -> Newcomer<R>>);
+
+impl<R> fmt::Debug for Starter<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Starter")
     }
 }
 
@@ -101,5 +128,6 @@ pub(super) fn label(id: NodeId) -> u64 {
         NodeId::Worker(worker) => 3 << 40 | u64::from(worker.0),
         NodeId::Shard(shard) => 4 << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core),
         NodeId::Aggregator(aggregator) => 5 << 40 | u64::from(aggregator.0),
+        NodeId::Spare(number) => 6 << 40 | u64::from(number),
     }
 }
