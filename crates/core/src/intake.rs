@@ -144,7 +144,8 @@ impl<D: Copy + Clone, K: Default + Clone> Intake<D, K> {
         check: impl Fn(&Push<D, K>) -> Result<(), String>,
     ) -> Result<(), String> {
         let IntakeImage { pushes, nonfinite, former_codecs } = image;
-        let codec = |(until, text): (u32, Option<String>)| Ok((until, text.map(|text| parse(&text)).transpose()?));
+        let codec =
+            |(until, text): (u32, Option<String>)| Ok((until, text.map(|text| parse(&text)).transpose()?));
         let former: Vec<_> = former_codecs.into_iter().map(codec).collect::<Result<_, String>>()?;
         self.content.set_former_codecs(former.into_iter());
         self.screen.set_found(nonfinite);

@@ -358,7 +358,9 @@ impl Builder {
         };
         let image = ShardImage::decode(&bytes).expect("an image can be read");
         let shard = Shard::from_image(now, self.shard_config(id, 0), self.registry.clone(), image);
-        self.broken_or_not(shard.expect("an image is that of a shard"))
+        let shard = shard.expect("an image is that of a shard");
+        assert!(shard.image().encode() == bytes, "the successor of {id} has another image");
+        self.broken_or_not(shard)
     }
 
     fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {

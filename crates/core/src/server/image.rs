@@ -92,10 +92,11 @@ impl ShardImage {
             let elements: u64 = own.map(|chunk| u64::from(chunk.len)).sum();
             if image.store.parameters().len() as u64 != elements {
                 let name = &plan.tables[id.0 as usize].name;
-                return Err(format!("table `{name}` has {elements} parameters here, and not as many in the image"));
+                return Err(format!(
+                    "table `{name}` has {elements} parameters here, and not as many in the image"
+                ));
             }
         }
         Ok(())
     }
 }
-

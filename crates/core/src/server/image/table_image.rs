@@ -62,7 +62,12 @@ pub struct StoreImage {
 impl StoreImage {
     /// Of chunks whose parameters, and whose elements of each array of the optimizer's state, lie side by side. All steps of the optimizer
     /// were on all elements.
-    pub fn new(chunks: Vec<ChunkImage>, parameters: Vec<f32>, slots: Vec<Vec<f32>>, steps: u64) -> StoreImage {
+    pub fn new(
+        chunks: Vec<ChunkImage>,
+        parameters: Vec<f32>,
+        slots: Vec<Vec<f32>>,
+        steps: u64,
+    ) -> StoreImage {
         StoreImage {
             initialised_chunks: chunks.len() as u32,
             chunks,
@@ -103,7 +108,9 @@ impl StoreImage {
     /// Elements of a chunk, by its place, that missed steps for lack of a gradient: where each run of them ends in the chunk, and how many
     /// steps it missed. Empty if none did.
     pub fn skipped(&self, chunk: usize) -> impl Iterator<Item = (usize, u64)> {
-        (0..).map_while(move |number| self.skipped.run(chunk, number)).map(|(range, count)| (range.end, count))
+        (0..)
+            .map_while(move |number| self.skipped.run(chunk, number))
+            .map(|(range, count)| (range.end, count))
     }
 
     /// Notes what [`StoreImage::skipped`] told of an image, for a chunk that was cut from it.

@@ -129,7 +129,8 @@ impl Store {
         let is_it = |(chunk, image): (&LocalChunk, &ChunkImage)| {
             (chunk.table_start, chunk.len as u64) == (image.start, image.len)
         };
-        if image.chunks.len() != self.arrivals.len() || !layout.chunks().iter().zip(&image.chunks).all(is_it) {
+        if image.chunks.len() != self.arrivals.len() || !layout.chunks().iter().zip(&image.chunks).all(is_it)
+        {
             return Err("the image is of other chunks".into());
         }
         let is_whole = |values: &Floats| values.len() == layout.elements();
@@ -138,7 +139,9 @@ impl Store {
         }
         if image.slots.len() != self.slots.len() {
             let (found, expected) = (image.slots.len(), self.slots.len());
-            return Err(format!("the image has {found} arrays of optimizer state, and the optimizer {expected}"));
+            return Err(format!(
+                "the image has {found} arrays of optimizer state, and the optimizer {expected}"
+            ));
         }
         if image.initialised_chunks as usize > self.arrivals.len() {
             return Err("more chunks have initial values than there are".into());
