@@ -34,8 +34,9 @@ fn job(more: &str) -> Cluster {
         "workers = 3\niterations = 40\n{more}\n[[tables]]\nname = 'w'\nshape = [300]\n\
          [[tables]]\nname = 'emb'\nshape = [40, 4]\nrows = true\n"
     );
-    let mut cluster = Cluster::new(&Scenario::parse(&text).unwrap()).unwrap();
-    cluster.run(Time::from_secs_f64(0.1003), &mut Unobserved).unwrap();
+    let scenario = Scenario::parse(&text).expect("a scenario");
+    let mut cluster = Cluster::new(&scenario).expect("it can be set up");
+    cluster.run(Time::from_secs_f64(0.1003), &mut Unobserved).expect("nothing is observed");
     cluster
 }
 
