@@ -409,7 +409,9 @@ impl Builder {
         let image = ShardImage::decode(&bytes).expect("an image can be read");
         let config = self.shard_config(id, 0);
         let shard = Shard::from_image(now, config.clone(), self.registry.clone(), image);
-        self.broken_or_not(shard.expect("an image is that of a shard"), config)
+        let shard = shard.expect("an image is that of a shard");
+        assert!(shard.image().encode() == bytes, "the successor of {id} has another image");
+        self.broken_or_not(shard, config)
     }
 
     fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {

@@ -6,8 +6,7 @@ use paramill_sim::scenario::Scenario;
 use paramill_sim::world::Unobserved;
 use std::time::Duration;
 
-const MODELS: &[&str] =
-    &["bsp", "asp", "ssp:s=2", "dsps:min=1,max=4", "pssp:s=1,c=0.5", "quorum:q=0.6"];
+const MODELS: &[&str] = &["bsp", "asp", "ssp:s=2", "dsps:min=1,max=4", "pssp:s=1,c=0.5", "quorum:q=0.6"];
 
 fn scenario(servers: u32, sync: &str, more: &str) -> Scenario {
     let text = format!(

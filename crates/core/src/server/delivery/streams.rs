@@ -127,7 +127,7 @@ impl Streams {
     ) -> Result<(), String> {
         for (id, StateImage { stream, next }) in image.by_table {
             let next = next as usize;
-            if !chunks(id).is_some_and(|count| next <= count) {
+            if chunks(id).is_none_or(|count| next > count) {
                 return Err(format!("{next} chunks of table {} were published", id.0));
             }
             self.by_table.insert(id, State { stream: Stream::from_image(stream), next });

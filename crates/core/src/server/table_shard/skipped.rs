@@ -24,9 +24,9 @@ impl SkippedSteps {
     /// Whether runs cover chunks of these lengths, by chunk; the error says which do not.
     pub(super) fn check(&self, elements: impl Fn(usize) -> Option<usize>) -> Result<(), String> {
         for (chunk, runs) in &self.chunks {
-            let ends = runs.iter().map(|run| run.end as usize);
-            let ascend = std::iter::once(0).chain(ends.clone()).is_sorted_by(|a, b| a < b);
-            if !ascend || elements(*chunk).is_none_or(|elements| ends.last() != Some(elements)) {
+            let ascend = std::iter::once(0).chain(runs.iter().map(|run| run.end)).is_sorted_by(|a, b| a < b);
+            let last = runs.last().map(|run| run.end as usize);
+            if !ascend || last.is_none() || elements(*chunk) != last {
                 return Err(format!("steps that elements of chunk {chunk} missed are not of its length"));
             }
         }
