@@ -674,6 +674,7 @@ impl Shard {
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
     fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
+        self.aggregators.lose(id);
         self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
     }
 
@@ -690,8 +691,8 @@ impl Shard {
         if self.plan.is_none() {
             return refuse("this server has no plan yet", true);
         }
-        self.aggregators.accept(id, process, hello.incarnation)?;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
+        let session = self.aggregators.accept(id, process, hello.incarnation)?;
+        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0, session })
     }
 
     fn accept_reader(&mut self, hello: &Hello, id: WorkerId) -> Result<Welcome, Refusal> {
@@ -701,7 +702,7 @@ impl Shard {
         self.readers.accept(id, hello.incarnation)?;
         // A connection that this one takes the place of may have followed streams.
         self.delivery.lose_follower(NodeId::Worker(id));
-        Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation })
+        Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation, session: 0 })
     }
 
     fn lose_reader(&mut self, now: Time, id: WorkerId) {
@@ -728,7 +729,16 @@ impl Shard {
                 self.tell_judge(now);
                 self.handle_worker_frame(now, worker, &frame, payload);
             }
-            Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
+            Some(FromAggregator::Contributors { number }) => {
+                if self.take_turn(id, number) == Turn::Next {
+                    let workers = group::decode_ranks(payload).unwrap_or_else(|error| {
+                        self.log(format!("{id}: {error}"));
+                        Vec::new()
+                    });
+                    self.aggregators.set_contributors(id, workers);
+                }
+            }
+            Some(FromAggregator::Sum(sum)) => self.handle_sum(now, id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
             Some(FromAggregator::Forget(worker)) => {
                 self.lose_worker(now, worker);
@@ -749,7 +759,7 @@ impl Shard {
     }
 
     /// A sum of some workers' gradients of one chunk.
-    fn handle_sum(&mut self, id: AggregatorId, sum: &Sum, payload: &[u8]) {
+    fn handle_sum(&mut self, now: Time, id: AggregatorId, sum: &Sum, payload: &[u8]) {
         if self.take_turn(id, sum.subject.request) != Turn::Next {
             return;
         }
@@ -758,14 +768,28 @@ impl Shard {
             return;
         }
         let table = self.check_sum(&sum.subject);
-        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, payload));
+        let contributors = self.aggregators.contributors(id);
+        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, &contributors, payload));
         match taken {
-            Ok(()) => self.aggregators.note_taken(id, sum),
+            Ok(None) => self.aggregators.note_taken(id, sum),
+            Ok(Some(worker)) => self.end_session(now, id, worker, sum.clock),
             Err(fault) => {
                 self.delivery.count_refused();
                 self.aggregators.note_refused(id, (sum.subject.table, sum.clock), sum.attempt, fault);
             }
         }
+    }
+
+    /// A gradient of this worker is in a sum of an aggregator, and is here already: the aggregator begins anew, and its workers send what
+    /// was not acknowledged themselves.
+    fn end_session(&mut self, now: Time, id: AggregatorId, worker: WorkerId, clock: Clock) {
+        self.log(format!(
+            "{id} begins anew: clock {clock} of {worker} is in a sum of it, and came another way before"
+        ));
+        self.aggregators.end_session(id);
+        self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
+        self.lose_aggregator(now, id);
+        self.tell_judge(now);
     }
 
     /// Some workers' pushes are complete in the sums before: they count, and the pulls that come with them are asked.
@@ -903,7 +927,7 @@ impl Role for Shard {
         self.delivery.reach_directly(worker);
         self.note_judge(worker, true);
         self.tell_judge(now);
-        Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation })
+        Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation, session: 0 })
     }
 
     fn hello(&self, _connection: ConnectionId) -> Hello {

@@ -46,12 +46,16 @@ impl Aggregators {
             return Err(Refusal { reason, retry: false });
         };
         match self.members.get(&id) {
-            Some(member) if member.process != process => {
+            Some(member) if member.process != process && member.connected => {
                 let reason = format!("{id} is another process already; give each its own number, or none");
                 return Err(Refusal { reason, retry: !is_planned });
             }
             Some(member) if member.connected => {
                 return Err(Refusal { reason: format!("{id} is here already"), retry: true });
+            }
+            // It was started anew.
+            Some(member) if member.process != process => {
+                self.members.remove(&id);
             }
             _ => {}
         }
@@ -67,7 +71,7 @@ impl Aggregators {
         member.connected = true;
         member.last_heard = now;
         member.informed = false;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
+        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0, session: 0 })
     }
 
     /// Before the plan an aggregator that goes away leaves its place to another.

@@ -111,7 +111,7 @@ impl Servers {
         shard.lost_since = None;
         shard.last_heard = now;
         shard.informed = false;
-        Ok(Welcome { you: NodeId::Shard(id), incarnation: process.0 })
+        Ok(Welcome { you: NodeId::Shard(id), incarnation: process.0, session: 0 })
     }
 
     /// Before the plan a server that goes away leaves its place to another; after it, its parameters may be gone.

@@ -4,6 +4,7 @@ mod answer_encoders;
 mod chunk_codec;
 mod gradient;
 mod halves;
+mod loose;
 mod norms;
 mod publication;
 mod round;
@@ -32,6 +33,7 @@ use crate::wire::frame::{Piece, Sum};
 use crate::wire::{DType, Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
 use halves::{ChunkState, Halves};
+use loose::Loose;
 use publication::{Publication, PublishedChunk};
 use rounds::Rounds;
 use sink::{GradientSink, Kept};
@@ -76,6 +78,7 @@ pub(super) struct TableShard {
     controller: Controller,
     store: Store,
     rounds: Rounds,
+    loose: Loose,
     intake: Intake<Admit, Kept>,
     /// What its codec of pushes needs links to carry.
     pushes_need: Option<f64>,
@@ -116,6 +119,7 @@ impl TableShard {
             publication: is_broadcast.then(|| Publication::new(&layout, published)),
             layout,
             rounds: Rounds::default(),
+            loose: Loose::default(),
             intake: Intake::new(Some(push_codec), policy.nonfinite()),
             pushes_need,
             order: policy.order(),
@@ -157,20 +161,28 @@ impl TableShard {
         intake.take(frame, &mut sink)
     }
 
-    /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
-    /// [`TableShard::count_push`]. Of what is refused nothing was taken.
+    /// Takes the sum of these workers' gradients of one chunk. Which of their pushes are complete is said to
+    /// [`TableShard::count_push`]. Of what is refused nothing was taken. Nor is it where one of the gradients is here already: the
+    /// worker of which that is so.
     pub(super) fn push_sum(
         &mut self,
         from: AggregatorId,
         sum: &Sum,
+        contributors: &[WorkerId],
         payload: &[u8],
         accumulators: &mut Accumulators,
-    ) -> Result<(), Fault> {
+    ) -> Result<Option<WorkerId>, Fault> {
         let (intake, mut sink) = self.intake(accumulators);
-        let admit = sink.admit_sum(sum)?;
+        let admit = sink.admit_sum(sum, contributors)?;
+        let index = sink.layout.index_of(sum.chunk)?;
+        let known = |worker: &&WorkerId| sink.has_gradient(intake, **worker, sum, index);
+        if let Some(known) = contributors.iter().find(known) {
+            return Ok(Some(*known));
+        }
         let gradient = intake.read_sum(sink.layout, from, sum, payload)?;
         sink.add_sum(sum, admit, gradient);
-        Ok(())
+        contributors.iter().for_each(|worker| sink.note_loose(*worker, sum.clock, index));
+        Ok(None)
     }
 
     fn intake<'a>(
@@ -181,6 +193,7 @@ impl TableShard {
             layout: &self.layout,
             controller: &mut self.controller,
             rounds: &mut self.rounds,
+            loose: &mut self.loose,
             store: &mut self.store,
             accumulators,
             order: self.order,
@@ -201,6 +214,9 @@ impl TableShard {
             _ => self.controller.admit_sum(clock),
         };
         self.controller.push(now, worker, clock, admit, None, 1);
+        self.loose.complete(worker, clock);
+        // Where the worker had begun to send it again.
+        self.intake.forget(worker, clock);
     }
 
     /// Whether all initial values are here.
@@ -386,7 +402,7 @@ impl TableShard {
     /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the cells that
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, worker: WorkerId) {
-        let under_way = self.intake.remove_worker(worker);
+        let under_way = self.intake.remove_worker(worker).max(self.loose.remove_worker(worker));
         self.forget_answers(worker);
         self.rounds.mark_inexact(self.version() + limits::MAX_ROUNDS_AHEAD);
         self.controller.remove_worker(worker, under_way);
@@ -616,6 +632,7 @@ impl TableShard {
             + self.halves.memory_bytes()
             + self.publication.as_ref().map_or(0, Publication::memory_bytes)
             + self.rounds.memory_bytes()
+            + self.loose.memory_bytes()
             + under_way
     }
 

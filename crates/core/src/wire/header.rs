@@ -35,6 +35,8 @@ pub enum Kind {
     Forget = 12,
     /// A chunk of a version that is broadcast.
     Update = 13,
+    /// From an aggregator: whose gradients are in the sums that follow. Payload: ranks ([`super::group`]).
+    Contributors = 14,
 }
 
 /// Element type of a payload.
@@ -310,6 +312,7 @@ impl Kind {
             11 => Kind::Group,
             12 => Kind::Forget,
             13 => Kind::Update,
+            14 => Kind::Contributors,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         })
     }
@@ -322,6 +325,7 @@ impl Kind {
             Kind::PushAck => super::ack::MAX_BYTES,
             Kind::Share | Kind::Forget => 0,
             Kind::Group => super::group::MAX_BYTES,
+            Kind::Contributors => super::group::MAX_RANK_BYTES,
             Kind::Init | Kind::Push | Kind::Pull | Kind::Params | Kind::Update => limits::MAX_DATA_BYTES,
         }
     }
