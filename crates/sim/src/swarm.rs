@@ -389,6 +389,7 @@ mod tests {
             (Canary::Outdated, "the payload was made by another codec"),
             (Canary::Reused, "changed while"),
             (Canary::Outlived, "computes iteration"),
+            (Canary::Anonymous, "a push was applied twice"),
         ] {
             // A bug may be seen by its consequences first; the promise that it breaks is broken soon.
             let is_it = |seed| match run_seed(seed, Some(canary)).outcome {
