@@ -205,7 +205,10 @@ fn aggregators_are_killed_and_started_anew_and_the_job_goes_on() {
     let expected = direct[0]["loss"].as_f64().unwrap();
     for done in train_while_they_die(&JOB, "400") {
         let loss = done["loss"].as_f64().unwrap();
-        assert!((loss - expected).abs() < 0.02 * expected + 1e-3, "{loss}, and {expected} without aggregators");
+        assert!(
+            (loss - expected).abs() < 0.02 * expected + 1e-3,
+            "{loss}, and {expected} without aggregators"
+        );
     }
 }
 

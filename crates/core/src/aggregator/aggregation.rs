@@ -39,13 +39,7 @@ pub(super) struct Aggregation {
 impl Aggregation {
     /// For the shard at this place among those of the aggregator.
     pub(super) fn new(shard: usize, tables: Vec<Table>, lowers: Lowers) -> Aggregation {
-        Aggregation {
-            shard,
-            tables,
-            flights: Flights::default(),
-            held_pulls: HeldPulls::default(),
-            lowers,
-        }
+        Aggregation { shard, tables, flights: Flights::default(), held_pulls: HeldPulls::default(), lowers }
     }
 
     pub(super) fn table(&self, number: usize) -> Option<&Table> {
@@ -177,9 +171,17 @@ impl Aggregation {
         }
     }
 
-    /// Ends an aggregate: its remaining chunks leave, and the list of workers whose pushes are complete.
+    /// Ends an aggregate: its remaining chunks leave, and the list of workers whose pushes are complete. The shard counts a worker's pushes
+    /// in the order of their clocks: what is here of earlier ones leaves before.
     fn end(&mut self, id: AggregateId, peers: &mut Peers<'_, '_>) {
         self.flights.clear_deadline(id);
+        let Some(subject) = self.flights.get(id).map(Aggregate::subject) else { return };
+        for clock in self.tables[subject.table].open_clocks() {
+            let earlier = self.tables[subject.table].open(clock).filter(|_| clock < subject.clock);
+            if let Some(earlier) = earlier.filter(|earlier| self.share_workers(*earlier, id)) {
+                self.end(earlier, peers);
+            }
+        }
         let Some(aggregate) = self.flights.get(id) else { return };
         let subject = aggregate.subject();
         let table = &mut self.tables[subject.table];
@@ -201,6 +203,12 @@ impl Aggregation {
         let table = &mut tables[subject.table];
         table.settle();
         held_pulls.release(subject.table, |worker| is_held(table, flights, worker), peers);
+    }
+
+    /// Whether gradients of one worker are in both of two aggregates.
+    fn share_workers(&self, one: AggregateId, other: AggregateId) -> bool {
+        let (Some(one), Some(other)) = (self.flights.get(one), self.flights.get(other)) else { return false };
+        !one.contributors().is_disjoint(other.contributors())
     }
 
     /// The codecs of a table are about to change: what was added up under the old ones leaves.
@@ -371,7 +379,13 @@ impl Aggregation {
     }
 
     /// A worker's push is about to be passed on: what is here of it, in sums from below, goes first. The shard then takes the rest.
-    pub(super) fn end_with(&mut self, number: usize, worker: WorkerId, clock: Clock, peers: &mut Peers<'_, '_>) {
+    pub(super) fn end_with(
+        &mut self,
+        number: usize,
+        worker: WorkerId,
+        clock: Clock,
+        peers: &mut Peers<'_, '_>,
+    ) {
         let open = self.tables[number].open(clock);
         let has_it = |aggregate: &Aggregate| aggregate.contributors().contains(&worker);
         if let Some(id) = open.filter(|id| self.flights.get(*id).is_some_and(has_it)) {

@@ -47,8 +47,9 @@ impl Members {
 
     /// Whether a push goes to the shard as it is: also where an aggregator below did not add it up.
     pub(super) fn is_alone(&self, worker: WorkerId, clock: Clock) -> bool {
-        let is_alone =
-            |member: &Member| member.through.is_some() || member.alone_until.is_some_and(|until| clock <= until);
+        let is_alone = |member: &Member| {
+            member.through.is_some() || member.alone_until.is_some_and(|until| clock <= until)
+        };
         self.members.get(&worker).is_some_and(is_alone)
     }
 

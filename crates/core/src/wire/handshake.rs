@@ -1,6 +1,6 @@
 //! The first frames on a connection, and the words of a refusal.
 
-use crate::types::{Clock, AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, WorkerId};
+use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ServerId, ShardId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// The first message on a connection: the caller and its job.

@@ -29,7 +29,8 @@ fn bench(config: JobConfig, is_stacked: bool) -> Bench {
         bench.add_lower("aggregator:0");
     }
     for rank in 0..WORKERS {
-        let through = if is_stacked { format!("aggregator:{}", 1 + rank / 2) } else { "aggregator:0".to_owned() };
+        let through =
+            if is_stacked { format!("aggregator:{}", 1 + rank / 2) } else { "aggregator:0".to_owned() };
         bench.add(worker_through(bench.now(), rank, None, Some(&through)));
     }
     start(bench)

@@ -253,7 +253,9 @@ impl GradientSink<'_> {
     pub(super) fn admit_sum(&self, sum: &frame::Sum, contributors: &[WorkerId]) -> Result<Admit, Fault> {
         if sum.gradients == 0 || sum.gradients as usize != contributors.len() {
             let (gradients, workers) = (sum.gradients, contributors.len());
-            return Err(self.layout.shape_fault(format!("a sum of {gradients} gradients of {workers} workers")));
+            return Err(self
+                .layout
+                .shape_fault(format!("a sum of {gradients} gradients of {workers} workers")));
         }
         self.check_initialised()?;
         if let Some(worker) = contributors.iter().find(|worker| self.loose.is_full(**worker, sum.clock)) {
