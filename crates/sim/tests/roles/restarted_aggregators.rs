@@ -112,10 +112,10 @@ fn killed_after(sync: &str, order: &str, is_stacked: bool, victims: &[usize], fr
         .map(|worker| bench.aggregator_node(if is_stacked { 1 + worker / 2 } else { 0 }))
         .collect();
     let [from_workers, from_hosts, from_rack, answers] = frames;
-    for worker in 0..WORKERS {
+    for (worker, &aggregator) in above.iter().enumerate() {
         // One is ahead of the others.
         let count = if worker == 1 { usize::MAX } else { from_workers };
-        bench.deliver(bench.worker_node(worker), above[worker], count);
+        bench.deliver(bench.worker_node(worker), aggregator, count);
     }
     if is_stacked {
         for host in [1, 2] {
@@ -134,7 +134,7 @@ fn killed_after(sync: &str, order: &str, is_stacked: bool, victims: &[usize], fr
         round(&mut bench, &what);
     }
     assert_parameters(&bench, 4, &what);
-    let stats = &bench.shard(0).report(bench.now()).unwrap().tables[0].stats;
+    let stats = &bench.shard(0).report(bench.now()).expect("it has a number").tables[0].stats;
     assert_eq!(stats.pushes, 4 * WORKERS as u64, "{what}");
 }
 
