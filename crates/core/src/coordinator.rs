@@ -992,7 +992,7 @@ impl Role for Coordinator {
                 self.outputs.extend(evicted.map(hang_up));
                 Ok(welcome)
             }
-            Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
+            Party::Aggregator { process, id } => self.aggregators.accept(now, process, id),
             Party::Reader { id } => self.readers.accept(now, hello.incarnation, id),
             Party::Through { .. } | Party::Below { .. } | Party::Copy { .. } => {
                 let reason =

@@ -154,7 +154,7 @@ impl Replica {
     /// Something happens to the shard that is served here.
     fn happen(&mut self, now: Time, event: Event<'_>) {
         match &event {
-            Event::Accepted(hello) => {
+            Event::Accepted(hello, _) => {
                 if let Some(caller) = hello.caller() {
                     self.connections.insert(hello.connection(caller));
                 }
@@ -369,7 +369,7 @@ impl Replica {
                 *has += 1;
                 copy.time = at;
                 match &event {
-                    Event::Accepted(hello) => {
+                    Event::Accepted(hello, _) => {
                         let name = hello.caller().map(|caller| hello.connection(caller));
                         connections.extend(name);
                     }
@@ -396,7 +396,7 @@ impl Replica {
             return refuse("this core does not serve that shard");
         }
         let to = ConnectionId::from(NodeId::Spare(number));
-        let welcome = Welcome { you: NodeId::Spare(number), incarnation: process.0 };
+        let welcome = Welcome { you: NodeId::Spare(number), incarnation: process.0, session: 0 };
         if let Some(has) = has.filter(|has| serving.log.can_resume(number, process, *has)) {
             for frame in serving.log.resume(now, number, has) {
                 self.outputs.push_back(Output::Send { to, frame, priority: None });
@@ -481,7 +481,7 @@ impl Role for Replica {
             return Err(Refusal { reason: "this core serves no shard yet".into(), retry: true });
         };
         let welcome = serving.shard.check_hello(hello)?;
-        self.happen(now, Event::Accepted(hello.clone()));
+        self.happen(now, Event::Accepted(hello.clone(), welcome.clone()));
         Ok(welcome)
     }
 

@@ -392,6 +392,7 @@ mod tests {
             (Canary::Reused, "changed while"),
             (Canary::Dated, "an acknowledged push was lost"),
             (Canary::Outlived, "computes iteration"),
+            (Canary::Anonymous, "a push was applied twice"),
         ] {
             // A bug may be seen by its consequences first; the promise that it breaks is broken soon.
             let is_it = |seed| match run_seed(seed, Some(canary)).outcome {

@@ -72,7 +72,7 @@ impl Drawn {
         // Faults are for the time that the job takes, more or less.
         let expected_s = scenario.iterations as f64 * scenario.compute.step_ms * 2e-3;
         let heal_at = Time::from_secs_f64(0.1 + expected_s * dice.between(0.2, 2.0));
-        let Faults { words, mut mortal, reborn } = faults(&mut dice, &scenario, heal_at);
+        let Faults { words, mortal, reborn } = faults(&mut dice, &scenario, heal_at);
         scenario.faults = words;
         let mut partitions = partitions(&mut dice, &scenario, heal_at);
         let mut closures = closures(&mut dice, &scenario, heal_at);
@@ -89,14 +89,7 @@ impl Drawn {
             &mut closures,
             &mut restarts,
         );
-        // What an aggregator held is lost with it: its workers are told to give up.
-        let is_restarted = |id| {
-            let mut cores = scenario.rack_of(id).into_iter().chain([id]).flat_map(|id| scenario.cores_of(id));
-            cores.any(|core| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(core)))
-        };
         let joins = joins(&mut Dice::new(Prng::fork(seed, 0x6a6f_696e)), heal_at);
-        let behind = (0..scenario.workers + joins.len() as u32).map(WorkerId);
-        mortal.extend(behind.filter(|worker| scenario.aggregator_of(*worker).is_some_and(is_restarted)));
         slow_connections(&mut Dice::new(Prng::fork(seed, 0x736c_6f77)), &mut scenario);
         windows(&mut Dice::new(Prng::fork(seed, 0x7769_6e64)), &mut scenario);
         tiers(&mut Dice::new(Prng::fork(seed, 0x7469_6572)), &mut scenario, heal_at);
@@ -518,7 +511,7 @@ fn readers(dice: &mut Dice, scenario: &mut Scenario) {
 fn restarts(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Duration)> {
     let mut restarts = Vec::new();
     for id in 0..scenario.aggregators {
-        if dice.chance(0.15) {
+        if dice.chance(0.4) {
             restarts.push(restart(dice, NodeId::Aggregator(AggregatorId(id)), heal_at));
         }
     }
@@ -681,7 +674,7 @@ fn rack_aggregators(
             *node = cores[dice.below(cores.len())];
         }
     }
-    if dice.chance(0.1) {
+    if dice.chance(0.5) {
         let node = cores[dice.below(cores.len())];
         restarts.push(restart(dice, node, heal_at));
     }

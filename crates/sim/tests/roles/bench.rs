@@ -172,12 +172,12 @@ impl Bench {
 
     pub(crate) fn shard(&self, index: usize) -> &Shard {
         let Actor::Shard(role) = self.actor(self.shard_node(index)) else { panic!("not a shard") };
-        role
+        role.shard().expect("it serves a shard")
     }
 
     pub(crate) fn shard_mut(&mut self, index: usize) -> &mut Shard {
         let Actor::Shard(role) = self.actor_mut(self.shard_node(index)) else { panic!("not a shard") };
-        role
+        role.shard_mut().expect("it serves a shard")
     }
 
     pub(crate) fn shards(&self) -> impl Iterator<Item = &Shard> {
