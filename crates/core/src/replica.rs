@@ -82,6 +82,8 @@ struct CopyOf {
     id: ShardId,
     /// To the process that serves it.
     primary: Link,
+    /// That process, once the image is here.
+    writer: ProcessId,
     /// What has come of the image.
     image: Vec<u8>,
     /// The shard, once its image is here, and how many entries of the log it has.
@@ -143,6 +145,19 @@ impl Replica {
     pub fn copy(&self) -> Option<&Shard> {
         match &self.mode {
             Mode::Spare(Spare { copy: Some(CopyOf { shard: Some((shard, _)), .. }), .. }) => Some(shard),
+            _ => None,
+        }
+    }
+
+    /// How far the shard that is here is in the log of its inputs, by the process that wrote the log.
+    pub fn position(&self) -> Option<(ProcessId, u64)> {
+        match &self.mode {
+            Mode::Serving(serving) if !serving.log.is_empty() => {
+                Some((self.config.process, serving.log.applied()))
+            }
+            Mode::Spare(Spare { copy: Some(CopyOf { writer, shard: Some((_, has)), .. }), .. }) => {
+                Some((*writer, *has))
+            }
             _ => None,
         }
     }
@@ -306,7 +321,8 @@ impl Replica {
                 }
                 let primary = Link::new(now, NodeId::Shard(id), from);
                 let (image, shard) = (Vec::new(), None);
-                let copy = CopyOf { id, primary, image, shard, time: Time::ZERO, told: None };
+                let copy =
+                    CopyOf { id, primary, writer: ProcessId(0), image, shard, time: Time::ZERO, told: None };
                 spare.copy = Some(copy);
                 self.handle_timeout(now);
             }
@@ -353,7 +369,7 @@ impl Replica {
                     let image = ShardImage::decode(&std::mem::take(&mut copy.image))?;
                     let config =
                         ShardConfig { server: Some(copy.id.server), core: copy.id.core, ..config.clone() };
-                    copy.time = Time(header.clock);
+                    (copy.time, copy.writer) = (Time(header.clock), ProcessId(header.landing));
                     let shard = Shard::from_image(copy.time, config, registry.clone(), image)?;
                     connections.clear();
                     copy.shard = Some((Box::new(shard), header.request));
@@ -425,6 +441,7 @@ impl Replica {
                 flags,
                 clock: at.0,
                 request: next,
+                landing: self.config.process.0,
                 payload_bytes: bytes.len() as u32,
                 ..Header::new(Kind::Image)
             };

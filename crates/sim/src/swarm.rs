@@ -8,7 +8,7 @@ mod draw;
 pub use draw::Drawn;
 
 use crate::canary::Canary;
-use crate::checkers::{Checkers, ExactlyOnce, Held, Memory, Readers, Replicas, Staleness, Trace};
+use crate::checkers::{Checkers, Copies, ExactlyOnce, Held, Memory, Readers, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
 use crate::compute::SendMode;
 use crate::gradient::Gradients;
@@ -343,6 +343,9 @@ fn checkers(drawn: &Drawn, cluster: &Cluster, trace: Option<fn(&str)>) -> Result
     checkers.add(Staleness::new(cluster, drawn.play.gradients, &drawn.mortal, &drawn.reborn)?);
     checkers.add(Replicas::new(cluster)?);
     checkers.add(Memory::new(cluster)?);
+    if drawn.scenario.replicas > 0 {
+        checkers.add(Copies::default());
+    }
     if let Some(held) = Held::new(cluster)? {
         checkers.add(held);
     }

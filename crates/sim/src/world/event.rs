@@ -31,7 +31,7 @@ pub(super) enum Event {
     /// A fault.
     Crash { node: usize },
     /// A fault of all nodes of a process.
-    CrashProcess { process: u32 },
+    CrashProcess { process: u32, death: usize },
     /// The node is started anew.
     Restart { node: usize, rebirth: usize },
     /// Another process takes the place of the node.
