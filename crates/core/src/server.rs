@@ -152,6 +152,7 @@ impl Shard {
             Control::Plan(plan) => self.take_plan(now, *plan),
             Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::ReportRequest => self.send_report(now),
+            Control::Patience { seconds } => self.coordinator.set_patience(control::patience(seconds)),
             Control::IdleWorkers { number, workers } => {
                 let version = self.tables.set_idle(now, &workers, &mut self.delivery);
                 self.tell_coordinator(&Control::IdleNoted { number, version });

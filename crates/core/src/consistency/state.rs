@@ -109,6 +109,11 @@ impl WorkerState {
 }
 
 impl SyncState {
+    /// The state of nobody at a version.
+    pub(super) fn at(version: Clock) -> SyncState {
+        SyncState { v_train: version, ..SyncState::default() }
+    }
+
     /// The table's version here: every round below it is closed. Also the number of the open round.
     pub fn v_train(&self) -> Clock {
         self.v_train

@@ -69,6 +69,16 @@ impl Servers {
         Servers { expected, processes: BTreeMap::new(), shards: BTreeMap::new() }
     }
 
+    /// The servers of a plan, which are away and come back.
+    pub(super) fn restore(&mut self, now: Time, served: &[ServedShard]) {
+        for ServedShard { shard, process, addresses } in served {
+            let entry = self.processes.entry(shard.server).or_insert(Process { id: *process, cores: 0 });
+            entry.cores += 1;
+            let (addresses, lost_since) = (Some(addresses.clone()), Some(now));
+            self.shards.insert(*shard, Shard { addresses, lost_since, last_heard: now, ..Shard::default() });
+        }
+    }
+
     pub(super) fn accept(&mut self, now: Time, caller: Caller, is_planned: bool) -> Result<Welcome, Refusal> {
         let Caller { process, server: wanted, core, cores } = caller;
         let refuse = |reason| Err(Refusal { reason, retry: false });

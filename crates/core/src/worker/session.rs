@@ -243,6 +243,11 @@ impl Session {
         self.join_waits = None;
     }
 
+    /// The coordinator may be away for so long.
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.coordinator.set_patience(patience);
+    }
+
     pub(super) fn coordinator(&self) -> &Link {
         &self.coordinator
     }
