@@ -93,7 +93,7 @@ impl Aggregator {
     /// An aggregator that is about to join.
     pub fn new(now: Time, config: AggregatorConfig, registry: Arc<Registry>) -> Aggregator {
         Aggregator {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             id: config.id,
             config,
             registry,

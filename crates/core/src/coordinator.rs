@@ -199,6 +199,23 @@ impl Coordinator {
         }
     }
 
+    /// Whether members have, or had, a plan: there are parameters.
+    pub fn has_plan(&self) -> bool {
+        self.is_planned()
+    }
+
+    /// Another process coordinates the job from now on: this one ends, and the job does not.
+    pub fn step_down(&mut self, why: String) {
+        self.outputs = Outbox::default();
+        self.memory = Memory::default();
+        self.outputs.push_back(Output::Stop { error: Some(why) });
+    }
+
+    /// Whether the job has ended, well or not.
+    pub fn is_over(&self) -> bool {
+        self.stage == Stage::Over
+    }
+
     /// The job as it stands.
     pub fn status(&self, now: Time) -> Status {
         Status {
@@ -1200,7 +1217,7 @@ impl Role for Coordinator {
     }
 
     fn backlog_bytes(&self) -> usize {
-        self.outputs.bytes() + self.memory.bytes()
+        self.memory.bytes(self.outputs.bytes())
     }
 
     fn check(&self) -> Result<(), String> {

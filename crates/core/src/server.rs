@@ -87,7 +87,7 @@ impl Shard {
     pub fn new(now: Time, config: ShardConfig, registry: Arc<Registry>) -> Shard {
         let delivery = Delivery::with_digests(config.digest_every);
         Shard {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             config,
             registry,
             plan: None,

@@ -245,7 +245,7 @@ impl Controller {
         workers: impl IntoIterator<Item = (WorkerId, Clock)>,
         seed: u64,
     ) -> Controller {
-        let mut state = SyncState::at(version);
+        let mut state = SyncState::empty_at(version);
         for (worker, next) in workers {
             state.join(worker, next.max(version));
         }

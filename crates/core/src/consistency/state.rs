@@ -110,7 +110,7 @@ impl WorkerState {
 
 impl SyncState {
     /// The state of nobody at a version.
-    pub(super) fn at(version: Clock) -> SyncState {
+    pub(super) fn empty_at(version: Clock) -> SyncState {
         SyncState { v_train: version, ..SyncState::default() }
     }
 

@@ -219,8 +219,9 @@ impl Memory {
         }
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.held.bytes() + self.free.bytes()
+    /// Bytes of outputs that may leave, of so many that were made since.
+    pub(super) fn bytes(&self, outputs: usize) -> usize {
+        self.free.bytes() + if self.is_storing { 0 } else { outputs }
     }
 
     pub(super) fn check(&self) -> Result<(), String> {

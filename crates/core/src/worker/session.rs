@@ -103,7 +103,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(now: Time, config: WorkerConfig) -> Session {
         Session {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             id: config.rank,
             config,
             incarnation: 0,

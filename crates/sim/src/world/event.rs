@@ -30,6 +30,8 @@ pub(super) enum Event {
     Resume { node: usize },
     /// A fault.
     Crash { node: usize },
+    /// What a node asked for is on its disk.
+    Stored { node: usize, life: u32, state: Vec<u8> },
     /// The node is started anew.
     Restart { node: usize, rebirth: usize },
 }
