@@ -465,6 +465,8 @@ const ANYWHERE: &str = "192.0.2.1:9";
 
 /// The address of this host that packets to `peer` leave from: the one that `peer` can answer to.
 pub(crate) fn host_towards(peer: &str) -> io::Result<String> {
+    // Of several addresses of a coordinator the first one tells which network it is on.
+    let peer = peer.split(',').next().unwrap_or(peer);
     let probe = |family: &str| -> io::Result<String> {
         let socket = UdpSocket::bind(family)?;
         // Connecting a datagram socket only asks the routing table; nothing is sent.

@@ -134,7 +134,7 @@ impl Drawn {
         };
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
         let step = 4.0 * slowest_step + 0.2 + passage_s(&scenario, workers) + crossing_s(&scenario, workers);
-        let budget = 160.0 + scenario.iterations as f64 * step;
+        let budget = 140.0 + scenario.iterations as f64 * step;
         let deadline = heal_at + Duration::from_secs_f64(budget);
         let components = components::used(registry, &scenario);
         Ok(Drawn {
@@ -589,14 +589,15 @@ fn faults(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Faults {
     Faults { words: faults, mortal, reborn }
 }
 
-/// The coordinator dies, and is started anew with what it has stored: at once, after a while, or so late that everybody who needs it waits.
+/// The coordinator dies, and is started anew with what it has stored: at once, after a while, or so late that everybody who needs it waits. Not
+/// so late that those give up who have never reached it.
 fn coordinator(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) {
     if !dice.chance(0.25) {
         return;
     }
     let heal_ms = heal_at.as_secs_f64() * 1e3;
     for _ in 0..dice.whole(1, 3) {
-        let (at, after) = (dice.between(0.0, heal_ms), dice.magnitude(1.0, 40_000.0));
+        let (at, after) = (dice.between(0.0, heal_ms), dice.magnitude(1.0, 20_000.0));
         scenario.faults.push(format!("coordinator:crash@{at:.3}ms,restart={after:.3}ms"));
     }
 }
