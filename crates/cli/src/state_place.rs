@@ -11,7 +11,8 @@ pub(crate) fn resolve(args: &MemoryArgs, listen: &str, job: &str) -> Result<Opti
         Some("none") => Ok(None),
         Some(text) => text.parse().map(Some),
         None => {
-            let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+            let folder =
+                |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
             let own = folder(env_vars::STATE_HOME);
             let home = folder(env_vars::HOME).map(|home| home.join(".local/state"));
             Ok(own.or(home).and_then(|folder| in_folder(&folder, listen, job)))
@@ -43,7 +44,8 @@ mod tests {
 
     #[test]
     fn what_was_typed_wins() {
-        let args = |state: &str| MemoryArgs { state: Some(state.into()), coordinator_grace: Span(Duration::ZERO) };
+        let args =
+            |state: &str| MemoryArgs { state: Some(state.into()), coordinator_grace: Span(Duration::ZERO) };
         assert_eq!(resolve(&args("none"), "127.0.0.1:7070", "job"), Ok(None));
         let place = resolve(&args("here"), "127.0.0.1:7070", "job").unwrap();
         assert_eq!(place, Some(StatePlace::File("here".into())));

@@ -43,7 +43,8 @@ fn a_state_of_another_job_is_refused_with_what_to_do() {
     first.first_line();
     status(&format!("paramill://{address}/job").parse().unwrap());
     let second = |more: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_paramill")).args(&arguments).args(more).output().unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_paramill")).args(&arguments).args(more).output().unwrap();
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };

@@ -167,7 +167,11 @@ impl Coordinator {
                 own.recovery.ask_for_clocks();
             }
             own.epochs = Some(epochs);
-            own.warnings = own.epochs.as_ref().map(|e| warnings::warnings(e.newest(), &own.registry)).unwrap_or_default();
+            own.warnings = own
+                .epochs
+                .as_ref()
+                .map(|e| warnings::warnings(e.newest(), &own.registry))
+                .unwrap_or_default();
         }
         match state.over {
             Some(failure) => {
@@ -176,7 +180,9 @@ impl Coordinator {
             }
             None => {
                 let phase = own.phase();
-                own.note(format!("the coordinator was started anew and waits for its members to come back ({phase})"));
+                own.note(format!(
+                    "the coordinator was started anew and waits for its members to come back ({phase})"
+                ));
                 own.await_workers(now);
             }
         }
@@ -713,11 +719,17 @@ impl Coordinator {
     /// Makes the scheduler anew once it is known how far everybody is.
     fn resume_scheduler(&mut self, now: Time) {
         let running: Vec<WorkerId> = self.workers.running().collect();
-        let (Some(clocks), Some(epochs)) = (self.recovery.poll_clocks(&running), &mut self.epochs) else { return };
+        let (Some(clocks), Some(epochs)) = (self.recovery.poll_clocks(&running), &mut self.epochs) else {
+            return;
+        };
         let plan = epochs.newest();
         let sync = plan.policy_of(TableId(0), ServerId(0)).sync(&self.registry);
-        let mut scheduler =
-            Scheduler::resume(now, sync.expect("checked before it was put into the plan"), plan.seed, &clocks);
+        let mut scheduler = Scheduler::resume(
+            now,
+            sync.expect("checked before it was put into the plan"),
+            plan.seed,
+            &clocks,
+        );
         for worker in epochs.joining().collect::<Vec<_>>() {
             epochs.postpone(worker, scheduler.join(worker));
         }
@@ -1201,7 +1213,10 @@ impl Role for Coordinator {
         let behind = behind.filter(|_| !is_over);
         let readers = self.readers.next_deadline(grace, &self.standstill).filter(|_| !is_over);
         let recovery = self.recovery.next_timeout();
-        let all = [recovery, workers, readers, servers, queries, scheduler, standstill, idle, vacancy, silent, behind];
+        let all = [
+            recovery, workers, readers, servers, queries, scheduler, standstill, idle, vacancy, silent,
+            behind,
+        ];
         all.into_iter().flatten().min()
     }
 

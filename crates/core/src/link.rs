@@ -290,6 +290,19 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_is_started_anew_is_waited_for_once_it_was_reached() {
+        let mut link = link(&["host:1"]);
+        link.set_patience(Duration::from_secs(600));
+        let late = Time::ZERO + limits::CONNECT_DEADLINE;
+        assert!(link.overdue(late).is_some(), "nobody was ever there");
+        link.connected();
+        link.disconnected(Time::ZERO, &broken());
+        assert_eq!(link.overdue(late), None);
+        let sentence = link.overdue(Time::ZERO + Duration::from_secs(600)).expect("it is over");
+        assert!(sentence.contains("is unreachable for 600 s"), "{sentence}");
+    }
+
+    #[test]
     fn a_link_that_was_up_starts_its_deadline_anew() {
         let mut link = Link::new(Time::ZERO, NodeId::Coordinator, "x");
         link.poll(Time::ZERO);

@@ -331,7 +331,9 @@ fn remembered(
 ) -> io::Result<Coordinator> {
     let grace = config.coordinator_grace;
     let fresh = |job| Coordinator::new(job, registry.clone(), random_number()).remembering(grace);
-    let Some(state) = store.load().map_err(|error| invalid(error.to_string()))? else { return Ok(fresh(job)) };
+    let Some(state) = store.load().map_err(|error| invalid(error.to_string()))? else {
+        return Ok(fresh(job));
+    };
     let restored = Coordinator::restore(clock::now(), job.clone(), registry.clone(), grace, &state);
     let restored = restored.map_err(|error| {
         invalid(format!(

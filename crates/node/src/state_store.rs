@@ -11,8 +11,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -37,7 +37,9 @@ impl FromStr for StatePlace {
     fn from_str(text: &str) -> Result<StatePlace, StateError> {
         match text.strip_prefix("etcd://") {
             Some(rest) => rest.parse().map(StatePlace::Etcd),
-            None if text.is_empty() => Err(StateError("`--state` needs a path, `none` or etcd://HOST:PORT/PREFIX".into())),
+            None if text.is_empty() => {
+                Err(StateError("`--state` needs a path, `none` or etcd://HOST:PORT/PREFIX".into()))
+            }
             None => Ok(StatePlace::File(text.into())),
         }
     }
@@ -117,7 +119,8 @@ impl Keeper {
     pub(crate) fn start(store: Box<dyn StateStore>, waker: Arc<Waker>, log: Log) -> std::io::Result<Keeper> {
         let (requests, received) = channel();
         let (stored, failed) = (Arc::new(AtomicU64::new(0)), Arc::default());
-        let work = Work { store, received, stored: Arc::clone(&stored), failed: Arc::clone(&failed), waker, log };
+        let work =
+            Work { store, received, stored: Arc::clone(&stored), failed: Arc::clone(&failed), waker, log };
         let thread = std::thread::Builder::new().name("state".into()).spawn(move || work.run())?;
         Ok(Keeper { requests, stored, noted: 0, failed, thread })
     }
@@ -177,7 +180,8 @@ impl Work {
                 }
                 Request::Remove => {
                     if let Err(error) = self.store.remove() {
-                        self.log.line(Level::Warn, &format!("the state of the job that ended stays: {error}"));
+                        self.log
+                            .line(Level::Warn, &format!("the state of the job that ended stays: {error}"));
                     }
                     return;
                 }
@@ -206,7 +210,8 @@ impl Work {
                 return false;
             }
             if !std::mem::replace(&mut is_told, true) {
-                let line = format!("the coordinator's state cannot be stored: {error}; what depends on it waits");
+                let line =
+                    format!("the coordinator's state cannot be stored: {error}; what depends on it waits");
                 self.log.line(Level::Warn, &line);
             }
             std::thread::sleep(RETRY_AFTER);

@@ -67,7 +67,11 @@ impl Epochs {
 
     /// Goes on with what was remembered: shards, and aggregators that were there, say anew which epoch they have entered, and which
     /// clocks could be the first ones of joining workers.
-    pub(super) fn restore(now: Time, run: RunState, aggregators: impl Iterator<Item = AggregatorId>) -> Epochs {
+    pub(super) fn restore(
+        now: Time,
+        run: RunState,
+        aggregators: impl Iterator<Item = AggregatorId>,
+    ) -> Epochs {
         let mut epochs = Epochs::new(run.settled);
         for (epoch, change) in run.unsettled {
             epochs.newest.apply(epoch, &change);

@@ -133,7 +133,9 @@ pub enum RestoreError {
     #[error("it cannot be read ({0})")]
     Torn(String),
     /// Another release wrote it.
-    #[error("it has layout {theirs}, and this release reads layout {ours}: go on with the release that wrote it")]
+    #[error(
+        "it has layout {theirs}, and this release reads layout {ours}: go on with the release that wrote it"
+    )]
     Layout {
         /// The layout.
         theirs: u32,
@@ -270,7 +272,10 @@ mod tests {
         memory.stored();
         assert!(memory.is_ready());
         assert_eq!(memory.poll(&mut outputs, state), Some(line("b")));
-        assert!(matches!(memory.poll(&mut outputs, state), Some(Output::Remember { .. })), "of the next change");
+        assert!(
+            matches!(memory.poll(&mut outputs, state), Some(Output::Remember { .. })),
+            "of the next change"
+        );
         assert_eq!(memory.poll(&mut outputs, state), None);
         memory.stored();
         outputs.push_back(line("d"));

@@ -717,6 +717,37 @@ mod tests {
     }
 
     #[test]
+    fn a_coordinator_that_was_started_anew_knows_its_workers_and_those_that_it_had_forgotten() {
+        let mut before = running(2);
+        let remembered = (before.remembered(), before.drawn());
+        // Two are let in after that, of which nothing is remembered: one for a rank of its own, one in another's place.
+        let (third, of_third) = join(&mut before, START, true);
+        before.lose(START, WorkerId(1));
+        let fourth = before.accept(START, 0, Some(WorkerId(1)), true).unwrap().welcome.incarnation;
+
+        let (mut after, standstill) = (workers(2), Standstill::default());
+        after.restore(START, &remembered.0, remembered.1, true);
+        assert_eq!((after.running().count(), after.declared_count()), (2, 0), "they are away");
+        let away = START + limits::RETURN_GRACE + limits::RECONNECT_GRACE;
+        assert_eq!(after.overdue(Time(away.0 - 1), true, &standstill), []);
+        assert_eq!(after.overdue(away, true, &standstill), [WorkerId(0), WorkerId(1)]);
+        let first = before.incarnation(WorkerId(0)).unwrap();
+        let back = after.accept(START, first, Some(WorkerId(0)), true).unwrap();
+        assert_eq!((back.welcome.incarnation, back.replaced), (first, None));
+        let back = after.accept(START, of_third, Some(third), true).unwrap();
+        assert_eq!((back.welcome.incarnation, after.is_running(third)), (of_third, false));
+        let old = after.incarnation(WorkerId(1)).unwrap();
+        let back = after.accept(START, fourth, Some(WorkerId(1)), true).unwrap();
+        assert_eq!((back.welcome.incarnation, back.replaced), (fourth, Some(WorkerId(1))));
+        assert!(!refusal(&mut after, START, old, 1, true).retry, "it was replaced");
+        assert!(!refusal(&mut after, START, 12345, 7, true).retry, "nobody was given this number");
+        // Nobody gets a number that was given before.
+        let (_, newest) = join(&mut after, START, true);
+        assert!(![first, of_third, fourth, old].contains(&newest));
+        assert_eq!(after.check(), Ok(()));
+    }
+
+    #[test]
     fn what_does_not_fit_together_is_told() {
         let mut workers = running(2);
         assert_eq!(workers.check(), Ok(()));

@@ -73,7 +73,8 @@ impl EtcdPlace {
             match store.try_to_lead(None) {
                 Ok(None) => return Ok(Some(store)),
                 Ok(Some(other)) if told.as_ref() != Some(&other) => {
-                    let line = format!("{other} coordinates the job; this process takes over when it is gone");
+                    let line =
+                        format!("{other} coordinates the job; this process takes over when it is gone");
                     log.line(Level::Info, &line);
                     told = Some(other);
                 }
@@ -127,7 +128,8 @@ impl EtcdStore {
         let leader = self.key("leader");
         let mut compare = vec![json!({ "key": leader, "target": "CREATE", "create_revision": "0" })];
         compare.extend(state_at.map(|revision| self.state_is_at(revision)));
-        let put = json!({ "key": leader, "value": base64::encode(self.address.as_bytes()), "lease": self.lease });
+        let put =
+            json!({ "key": leader, "value": base64::encode(self.address.as_bytes()), "lease": self.lease });
         let get = json!({ "key": leader });
         let answer = self.ask(
             "kv/txn",
@@ -158,7 +160,8 @@ impl EtcdStore {
 
     /// Changes the state on the condition that this process leads.
     fn change(&mut self, request: Value) -> Result<(), StateError> {
-        let leads = json!({ "key": self.key("leader"), "target": "CREATE", "create_revision": self.leads_since });
+        let leads =
+            json!({ "key": self.key("leader"), "target": "CREATE", "create_revision": self.leads_since });
         let answer = self.ask("kv/txn", &json!({ "compare": [leads], "success": [request] }))?;
         if answer["succeeded"] != json!(true) {
             return Err(StateError("another process may coordinate the job by now".into()));

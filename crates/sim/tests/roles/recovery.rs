@@ -19,6 +19,11 @@ fn scenario(more: &str, at_ms: f64, for_ms: f64) -> Scenario {
     Scenario::parse(&text).unwrap()
 }
 
+/// So long that a worker which comes while the coordinator waits for its members joins after that.
+fn long(scenario: Scenario) -> Scenario {
+    Scenario { iterations: 450, ..scenario }
+}
+
 /// Runs it to its end; everybody has finished, and nothing was lost or counted twice.
 fn finished(scenario: &Scenario, joins_at: Option<f64>) -> Cluster {
     let workers = scenario.workers + JOINS;
@@ -58,8 +63,11 @@ fn a_job_ends_with_the_same_bits_whenever_its_coordinator_dies() {
 #[test]
 fn a_scheduler_between_push_and_pull_is_made_anew() {
     for at_ms in moments() {
-        finished(&scenario("sync = 'bsp:overlap=false'", at_ms, 50.0), Some(0.1));
+        finished(&scenario("sync = 'bsp:overlap=false'", at_ms, 50.0), None);
         finished(&scenario("sync = 'ssp:s=2,overlap=false'", at_ms, 50.0), None);
+    }
+    for at_ms in [99.0, 100.2, 100.5, 130.0] {
+        finished(&long(scenario("sync = 'bsp:overlap=false'", at_ms, 50.0)), Some(0.1));
     }
 }
 
@@ -67,7 +75,7 @@ fn a_scheduler_between_push_and_pull_is_made_anew() {
 fn a_worker_joins_and_policies_change_while_the_coordinator_dies() {
     let switch = "sync = 'bsp'\n[[switches]]\nat_s = 0.06\nsync = 'ssp:s=1'";
     for at_ms in (0..30).map(|step| 50.0 + f64::from(step) * 0.7) {
-        let cluster = finished(&scenario(switch, at_ms, 30.0), Some(0.055));
+        let cluster = finished(&long(scenario(switch, at_ms, 30.0)), Some(0.055));
         assert_eq!(cluster.worker_ids().count() as u32, WORKERS + JOINS);
     }
 }

@@ -5,7 +5,8 @@ const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy
 pub(super) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
-        let bits = group.iter().zip([16, 8, 0]).fold(0u32, |bits, (byte, shift)| bits | u32::from(*byte) << shift);
+        let bits =
+            group.iter().zip([16, 8, 0]).fold(0u32, |bits, (byte, shift)| bits | u32::from(*byte) << shift);
         for (place, shift) in [18, 12, 6, 0].into_iter().enumerate() {
             let letter = LETTERS[(bits >> shift & 63) as usize];
             text.push(if place <= group.len() { letter.into() } else { '=' });
@@ -38,7 +39,9 @@ mod tests {
 
     #[test]
     fn what_is_encoded_is_decoded() {
-        for (bytes, text) in [(&b""[..], ""), (b"f", "Zg=="), (b"fo", "Zm8="), (b"foo", "Zm9v"), (b"foob", "Zm9vYg==")] {
+        for (bytes, text) in
+            [(&b""[..], ""), (b"f", "Zg=="), (b"fo", "Zm8="), (b"foo", "Zm9v"), (b"foob", "Zm9vYg==")]
+        {
             assert_eq!((encode(bytes).as_str(), decode(text).as_deref()), (text, Some(bytes)));
         }
         let all: Vec<u8> = (0..=255).collect();

@@ -24,7 +24,8 @@ pub(super) fn post(endpoint: &str, path: &str, body: &str) -> io::Result<String>
 }
 
 fn body_of(answer: &str) -> io::Result<&str> {
-    let wrong = |why: &str| io::Error::new(io::ErrorKind::InvalidData, format!("{why}: {:.200}", answer.trim()));
+    let wrong =
+        |why: &str| io::Error::new(io::ErrorKind::InvalidData, format!("{why}: {:.200}", answer.trim()));
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| wrong("no HTTP"))?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(body),
@@ -39,7 +40,8 @@ mod tests {
     #[test]
     fn an_answer_is_its_body_or_a_reason() {
         assert_eq!(body_of("HTTP/1.0 200 OK\r\nA: b\r\n\r\n{}").unwrap(), "{}");
-        let why = body_of("HTTP/1.0 400 Bad Request\r\n\r\n{\"error\":\"request is too large\"}").unwrap_err();
+        let why =
+            body_of("HTTP/1.0 400 Bad Request\r\n\r\n{\"error\":\"request is too large\"}").unwrap_err();
         assert!(why.to_string().contains("too large"), "{why}");
         assert!(body_of("hello").is_err());
     }
