@@ -29,7 +29,7 @@ use connection::{Connection, End};
 use directory::Directory;
 use event::Event;
 use landing::{land_behind, stray};
-use node::{Node, Rebirth, label};
+use node::{Node, Rebirth, STORING, label};
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
@@ -73,8 +73,6 @@ const LOG_LINES: usize = 200;
 /// In a world of so many nodes a role is asked after every second event whether its account of itself adds up, in one of twice
 /// as many after every third, and so on. In smaller ones it is asked after every event.
 const EVENTS_PER_CHECK: usize = 64;
-/// How long a node's disk takes.
-const STORING: Duration = Duration::from_millis(2);
 /// Events at one instant after which the world is declared stuck in a loop.
 const EVENTS_AT_ONE_TIME: u32 = 10_000_000;
 
@@ -128,13 +126,13 @@ impl<R: Role> World<R> {
         self.restart(id, at, build);
     }
 
-    fn listen(&mut self, index: usize) {
-        self.nodes[index].role.handle_listening(self.now, Some(self.directory.of(index)));
-    }
-
     /// What a node has stored, and will have.
     pub fn disk(&self, id: NodeId) -> Option<Disk> {
         self.by_id.get(&id).map(|&node| self.nodes[node].disk.clone())
+    }
+
+    fn store(&mut self, index: usize, state: Vec<u8>) {
+        self.queue.push(self.now + STORING, self.nodes[index].storing(index, state));
     }
 
     /// Others reach a node at this address too.
@@ -535,14 +533,7 @@ impl<R: Role> World<R> {
                 self.end(index, Ended::Crashed, observer)?;
                 return Ok(false);
             }
-            Event::Stored { life, state, .. } => {
-                let node = &mut self.nodes[index];
-                if life != node.life {
-                    return Ok(false);
-                }
-                *node.disk.borrow_mut() = Some(state);
-                node.role.handle_remembered(now);
-            }
+            Event::Stored { life, state, .. } => return Ok(self.nodes[index].stored(now, life, state)),
             Event::Restart { .. } => return Ok(false),
         }
         Ok(true)
@@ -556,11 +547,8 @@ impl<R: Role> World<R> {
                 Output::Send { to, frame, priority } => self.queue_frame(index, to, frame, priority),
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
-                Output::Listen => self.listen(index),
-                Output::Remember { state } => {
-                    let life = self.nodes[index].life;
-                    self.queue.push(self.now + STORING, Event::Stored { node: index, life, state });
-                }
+                Output::Listen => self.nodes[index].listen(self.now, self.directory.of(index)),
+                Output::Remember { state } => self.store(index, state),
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {
