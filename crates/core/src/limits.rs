@@ -197,10 +197,19 @@ pub const COPY_PATIENCE: Duration = Duration::from_secs(2);
 pub const COPY_GRACE: Duration = Duration::from_millis(700);
 /// Frames of a shard that is served elsewhere now wait for so long to be sent.
 pub const LAST_FRAMES: Duration = Duration::from_secs(10);
+/// How long after its own restart a coordinator waits for shards before it counts them as lost.
+pub const SHARDS_RETURN: Duration = Duration::from_secs(3);
 /// A shard that has a copy and was not heard for so long is served by the copy from then on.
 pub const FAILOVER_SILENCE: Duration = Duration::from_secs(8);
 /// How long a node tries to reach another before it gives up and names it.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long members of a job whose coordinator can be started anew wait for it, unless its owner says otherwise.
+pub const COORDINATOR_GRACE: Duration = Duration::from_secs(600);
+/// The longest that an owner may say.
+pub const MAX_COORDINATOR_GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long a coordinator that was started anew waits for members that it remembers, beyond the usual, and takes no newcomers: an attempt
+/// to reach it may have begun before, and there is a pause after that.
+pub const RETURN_GRACE: Duration = Duration::from_secs(6);
 /// How long each step of an attempt to connect may take: resolving a name, connecting, the peer's answer to the hello.
 pub const ATTEMPT_DEADLINE: Duration = Duration::from_secs(5);
 /// The first pause before a connection is tried again; it doubles up to [`RECONNECT_MAX`].

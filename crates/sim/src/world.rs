@@ -18,7 +18,7 @@ mod payload;
 mod reader;
 mod travelling;
 
-pub use node::{Death, Ended, Newcomer};
+pub use node::{Death, Disk, Ended, Newcomer};
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
 use crate::network::{HostId, Network, Parcel, Passage};
@@ -29,7 +29,7 @@ use connection::{Connection, End};
 use directory::Directory;
 use event::Event;
 use landing::{land_behind, stray};
-use node::{Node, Rebirth, Starter, label};
+use node::{Node, Rebirth, STORING, Starter, label};
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
@@ -132,8 +132,13 @@ impl<R: Role + 'static> World<R> {
         self.restart(id, at, build);
     }
 
-    fn listen(&mut self, index: usize) {
-        self.nodes[index].role.handle_listening(self.now, Some(self.directory.of(index)));
+    /// What a node has stored, and will have.
+    pub fn disk(&self, id: NodeId) -> Option<Disk> {
+        self.by_id.get(&id).map(|&node| self.nodes[node].disk.clone())
+    }
+
+    fn store(&mut self, index: usize, state: Vec<u8>) {
+        self.queue.push(self.now + STORING, self.nodes[index].storing(index, state));
     }
 
     /// Others reach a node at this address too.
@@ -468,6 +473,7 @@ impl<R: Role + 'static> World<R> {
             | Event::Pause { node, .. }
             | Event::Resume { node }
             | Event::Crash { node }
+            | Event::Stored { node, .. }
             | Event::Restart { node, .. }
             | Event::Replace { node, .. } => node,
         }
@@ -606,6 +612,7 @@ impl<R: Role + 'static> World<R> {
                 self.end(index, Ended::Crashed, observer)?;
                 return Ok(false);
             }
+            Event::Stored { life, state, .. } => return Ok(self.nodes[index].stored(now, life, state)),
             Event::Restart { .. } | Event::CrashProcess { .. } => return Ok(false),
             Event::Replace { rebirth, .. } => {
                 // What waits for the process before happens to its successor.
@@ -629,7 +636,8 @@ impl<R: Role + 'static> World<R> {
                 Output::Send { to, frame, priority } => self.queue_frame(index, to, frame, priority),
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
-                Output::Listen => self.listen(index),
+                Output::Listen => self.nodes[index].listen(self.now, self.directory.of(index)),
+                Output::Remember { state } => self.store(index, state),
                 Output::StartCore => self.start_beside(index),
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {

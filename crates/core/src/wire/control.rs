@@ -14,6 +14,7 @@ use crate::table::{TableSpec, tables};
 use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
+use std::time::Duration;
 
 /// Messages between nodes beside gradients and parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -204,12 +205,22 @@ pub enum Control {
         /// The newest version of a table here.
         version: Clock,
     },
+    /// Coordinator to all nodes, if it is started anew when it dies: go on without me for so long, and come back.
+    Patience {
+        /// Seconds.
+        seconds: u32,
+    },
     /// Coordinator to a spare core: keep a copy of this shard.
     Keep {
         /// The shard.
         shard: ShardId,
         /// Addresses of the process that serves it.
         from: Addresses,
+    },
+    /// Spare core to coordinator, before it says where it is reached: it keeps a copy of this shard.
+    Kept {
+        /// The shard.
+        shard: ShardId,
     },
     /// Shard to coordinator: this process' copy has everything, and no input is applied here that is not there.
     Copied {
@@ -340,7 +351,9 @@ impl Control {
             Control::Idle { .. } => "idle",
             Control::IdleWorkers { .. } => "idle workers",
             Control::IdleNoted { .. } => "idle noted",
+            Control::Patience { .. } => "patience",
             Control::Keep { .. } => "keep",
+            Control::Kept { .. } => "kept",
             Control::Copied { .. } => "copied",
             Control::CopyLost { .. } => "copy lost",
             Control::StartCore => "start core",
@@ -404,6 +417,11 @@ pub fn decode<T: DeserializeOwned>(what: &'static str, payload: &[u8]) -> Result
     postcard::from_bytes(payload).map_err(|error| WireError::Payload { what, why: error.to_string() })
 }
 
+/// How long a coordinator may be away, by its own word.
+pub fn patience(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into()).min(limits::MAX_COORDINATOR_GRACE)
+}
+
 /// A peer's words to a person, cut off at the length that a sentence may have.
 pub fn sentence(mut text: String) -> String {
     let is_beyond = |(start, c): &(usize, char)| start + c.len_utf8() > limits::MAX_REASON_BYTES;
@@ -450,6 +468,7 @@ mod tests {
             (Control::Idle { until: 1 }, 36),
             (Control::IdleWorkers { number: 1, workers: vec![] }, 37),
             (Control::IdleNoted { number: 1, version: 2 }, 38),
+            (Control::Patience { seconds: 600 }, 39),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

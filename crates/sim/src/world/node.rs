@@ -4,11 +4,14 @@ use super::World;
 use super::event::Event;
 use super::reader::Reader;
 use crate::network::HostId;
+use paramill_core::address::Addresses;
 use paramill_core::prng::Prng;
 use paramill_core::role::Role;
 use paramill_core::types::{ConnectionId, NodeId, Time};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::rc::Rc;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -37,6 +40,35 @@ pub(super) struct Node<R> {
     /// Events since its role was last asked whether its account of itself adds up.
     pub(super) unchecked: usize,
     pub(super) ended: Option<Ended>,
+    pub(super) disk: Disk,
+}
+
+/// What a node has stored, which outlives its process.
+pub type Disk = Rc<RefCell<Option<Vec<u8>>>>;
+
+/// How long a node's disk takes.
+pub(super) const STORING: Duration = Duration::from_millis(2);
+
+impl<R: Role> Node<R> {
+    /// Its role is told where others reach it.
+    pub(super) fn listen(&mut self, now: Time, addresses: Addresses) {
+        self.role.handle_listening(now, Some(addresses));
+    }
+
+    /// What happens when this process has stored a state.
+    pub(super) fn storing(&self, node: usize, state: Vec<u8>) -> Event {
+        Event::Stored { node, life: self.life, state }
+    }
+
+    /// A state is on the disk. Whether the process is there that asked for it.
+    pub(super) fn stored(&mut self, now: Time, life: u32, state: Vec<u8>) -> bool {
+        let is_there = life == self.life;
+        if is_there {
+            *self.disk.borrow_mut() = Some(state);
+            self.role.handle_remembered(now);
+        }
+        is_there
+    }
 }
 
 impl<R> Node<R> {
@@ -58,6 +90,7 @@ impl<R> Node<R> {
             postponed: VecDeque::new(),
             unchecked: 0,
             ended: None,
+            disk: Disk::default(),
         }
     }
 }

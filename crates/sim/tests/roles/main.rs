@@ -29,6 +29,7 @@ mod psp;
 mod quorum;
 mod reader_rights;
 mod readers;
+mod recovery;
 mod restarted_aggregators;
 mod slabs;
 mod stacked;
