@@ -24,7 +24,6 @@ use entry::Event;
 use log::Log;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One data core of a server: it serves a shard, keeps a copy of one, or waits to be given one.
 #[derive(Debug)]
@@ -52,6 +51,9 @@ enum Mode {
 #[derive(Debug)]
 struct Serving {
     shard: Box<Shard>,
+    /// The connection to the coordinator is this core's business: the coordinator says when a copy need not be waited for, and has to
+    /// be reached while inputs wait.
+    coordinator: Link,
     log: Log,
     /// The newest epoch that the coordinator told of.
     epoch: u32,
@@ -99,16 +101,18 @@ impl Replica {
     /// A data core that is about to join: as one of those that a job begins with, unless the coordinator has another use for it.
     pub fn new(now: Time, config: ShardConfig, registry: Arc<Registry>) -> Replica {
         let shard = Shard::new(now, config.clone(), registry.clone());
-        Replica::serving(shard, config, registry)
+        Replica::serving(now, shard, config, registry)
     }
 
     /// A data core that serves this shard.
-    pub fn serving(shard: Shard, config: ShardConfig, registry: Arc<Registry>) -> Replica {
+    pub fn serving(now: Time, shard: Shard, config: ShardConfig, registry: Arc<Registry>) -> Replica {
+        let coordinator = Link::new(now, NodeId::Coordinator, config.coordinator.clone());
         Replica {
             config,
             registry,
             mode: Mode::Serving(Serving {
                 shard: Box::new(shard),
+                coordinator,
                 log: Log::default(),
                 epoch: 0,
                 has_timeout: false,
@@ -192,7 +196,7 @@ impl Replica {
 
     /// Applies the inputs that copies have, and tells the coordinator what is new about them.
     fn advance(&mut self, now: Time) {
-        let Mode::Serving(Serving { shard, log, epoch, has_timeout }) = &mut self.mode else { return };
+        let Mode::Serving(Serving { shard, log, epoch, has_timeout, .. }) = &mut self.mode else { return };
         while let Some(entry) = log.take_ready() {
             let (at, event) = Event::decode(&entry).expect("this process wrote it");
             if matches!(event, Event::Timeout) {
@@ -251,6 +255,9 @@ impl Replica {
                     }
                     self.keep(*copy);
                 }
+            }
+            Control::Patience { seconds } => {
+                serving.coordinator.set_patience(control::patience(*seconds));
             }
             // The job is over, and copies may have gone before.
             Control::Stop { .. } => {
@@ -338,7 +345,7 @@ impl Replica {
             Control::Promote(plan) => self.promote(now, *plan),
             Control::StartCore => self.outputs.push_back(Output::StartCore),
             Control::Patience { seconds } => {
-                spare.coordinator.set_patience(Duration::from_secs(seconds.into()));
+                spare.coordinator.set_patience(control::patience(seconds));
             }
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
@@ -367,7 +374,9 @@ impl Replica {
         self.outputs.push_back(Output::Log(Level::Info, format!("serves {id} from now on")));
         // Whoever gets frames of the former shard has them by now, or blanks.
         self.blank = vec![0; limits::MAX_DATA_BYTES];
-        self.mode = Mode::Serving(Serving { shard, log: Log::default(), epoch, has_timeout: false });
+        let coordinator = Link::new(now, NodeId::Coordinator, self.config.coordinator.clone());
+        self.mode =
+            Mode::Serving(Serving { shard, coordinator, log: Log::default(), epoch, has_timeout: false });
     }
 
     /// What the process that serves a shard sends to a copy.
@@ -438,7 +447,7 @@ impl Replica {
         // Other copies see the same, by the log.
         for connection in self.connections.clone() {
             self.outputs.push_back(Output::Disconnect { connection });
-            self.happen(now, Event::Disconnected(connection, why.clone()));
+            self.handle_disconnected(now, connection, &why);
         }
         let Mode::Serving(serving) = &mut self.mode else { return refuse("this core serves no shard") };
         if !serving.log.is_applied() {
@@ -537,7 +546,12 @@ impl Role for Replica {
         }
         match &mut self.mode {
             Mode::Serving(serving) => {
+                serving.coordinator.connected();
                 serving.log.tell_again();
+                if !serving.log.is_applied() {
+                    // The shard says so too, once it hears of the connection.
+                    self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
+                }
                 self.happen(now, Event::Connected(connection, welcome.clone()));
             }
             Mode::Spare(spare) => {
@@ -555,6 +569,13 @@ impl Role for Replica {
             (Mode::Serving(serving), ConnectionId::Node(NodeId::Spare(number))) => {
                 serving.log.lose(number);
                 self.advance(now);
+            }
+            (Mode::Serving(serving), ConnectionId::Node(NodeId::Coordinator)) => {
+                serving.coordinator.disconnected(now, why);
+                if why.is_final() {
+                    serving.log.close();
+                }
+                self.happen(now, Event::Disconnected(connection, why.clone()));
             }
             (Mode::Serving(_), _) => self.happen(now, Event::Disconnected(connection, why.clone())),
             (Mode::Spare(spare), ConnectionId::Node(NodeId::Coordinator)) => {
@@ -625,7 +646,12 @@ impl Role for Replica {
         }
         let at = self.shifted(now);
         match &mut self.mode {
-            Mode::Serving(Serving { shard, log, has_timeout, .. }) => {
+            Mode::Serving(Serving { shard, coordinator, log, has_timeout, .. }) => {
+                self.outputs.extend(coordinator.poll(now));
+                // A shard that hears of the time sees to it by itself.
+                if let Some(sentence) = coordinator.overdue(now).filter(|_| !log.is_applied()) {
+                    return self.stop(Some(sentence));
+                }
                 let is_due = shard.next_timeout().is_some_and(|due| due <= at);
                 if log.is_empty() {
                     shard.handle_timeout(at);
@@ -657,10 +683,10 @@ impl Role for Replica {
             return None;
         }
         match &self.mode {
-            Mode::Serving(Serving { shard, log, has_timeout, .. }) => {
+            Mode::Serving(Serving { shard, coordinator, log, has_timeout, .. }) => {
                 let own = shard.next_timeout().filter(|_| !*has_timeout);
                 let own = own.map(|at| Time(at.0.saturating_add_signed(self.shift.saturating_neg())));
-                own.into_iter().chain(log.next_timeout()).min()
+                own.into_iter().chain(log.next_timeout()).chain(coordinator.next_timeout()).min()
             }
             Mode::Spare(spare) => {
                 let primary = spare.copy.as_ref().and_then(|copy| copy.primary.next_timeout());
@@ -675,7 +701,12 @@ impl Role for Replica {
             return self.outputs.pop_front();
         }
         match &mut self.mode {
-            Mode::Serving(serving) => serving.shard.poll_output(),
+            Mode::Serving(serving) => loop {
+                match serving.shard.poll_output()? {
+                    Output::Connect { connection: ConnectionId::Node(NodeId::Coordinator), .. } => {}
+                    output => return Some(output),
+                }
+            },
             Mode::Spare(Spare { copy: Some(copy), .. }) => {
                 let (_, has) = copy.shard.as_ref()?;
                 if copy.told == Some(*has) || !copy.primary.is_up() {

@@ -154,7 +154,8 @@ impl Cluster {
         self.kill_server(server, at, until, after, |world| match world.role(NodeId::Coordinator) {
             Some(Actor::Coordinator(coordinator)) => {
                 let served = coordinator.status(world.now()).served;
-                !served.is_empty() && served.iter().all(|shard| shard.copy.is_some())
+                let is_copied = !served.is_empty() && served.iter().all(|shard| shard.copy.is_some());
+                is_copied && world.ended(NodeId::Coordinator).is_none()
             }
             _ => false,
         });
@@ -455,17 +456,17 @@ impl Builder {
         let shard = Shard::from_image(now, config.clone(), self.registry.clone(), image);
         let shard = shard.expect("an image is that of a shard");
         assert!(shard.image().encode() == bytes, "the successor of {id} has another image");
-        self.broken_or_not(shard, config)
+        self.broken_or_not(now, shard, config)
     }
 
     fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
         let config = self.shard_config(id, life);
-        self.broken_or_not(Shard::new(now, config.clone(), self.registry.clone()), config)
+        self.broken_or_not(now, Shard::new(now, config.clone(), self.registry.clone()), config)
     }
 
-    fn broken_or_not(&self, shard: Shard, config: ShardConfig) -> Actor {
+    fn broken_or_not(&self, now: Time, shard: Shard, config: ShardConfig) -> Actor {
         match self.play.canary.filter(|canary| canary.is_of_shards()) {
-            None => Actor::Shard(Box::new(Replica::serving(shard, config, self.registry.clone()))),
+            None => Actor::Shard(Box::new(Replica::serving(now, shard, config, self.registry.clone()))),
             Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),
         }
     }

@@ -447,7 +447,14 @@ impl Replication {
     /// When [`Replication::poll`] is to be asked though nothing happened.
     pub(super) fn next_timeout(&self, plan: &Plan, primary: impl Fn(ShardId) -> Primary) -> Option<Time> {
         let spares = self.spares.values().filter_map(|spare| spare.lost_since);
-        let shards = plan.shards.iter().filter(|served| served.copy.is_some()).flat_map(|served| {
+        let can_take_over = |served: &&ServedShard| {
+            let is_copy = |spare: &Spare| {
+                let keeps = spare.keeps.is_some_and(|kept| kept.shard == served.shard && kept.is_in_sync);
+                keeps && Some(spare.process) == served.copy && spare.lost_since.is_none()
+            };
+            self.spares.values().any(is_copy)
+        };
+        let shards = plan.shards.iter().filter(can_take_over).flat_map(|served| {
             let Primary { lost_since, last_heard } = primary(served.shard);
             let lost = lost_since.map(|since| since + limits::COPY_GRACE);
             [lost, Some(last_heard + limits::FAILOVER_SILENCE)]
