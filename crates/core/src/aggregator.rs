@@ -93,7 +93,7 @@ impl Aggregator {
     /// An aggregator that is about to join.
     pub fn new(now: Time, config: AggregatorConfig, registry: Arc<Registry>) -> Aggregator {
         Aggregator {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             id: config.id,
             config,
             registry,
@@ -205,6 +205,7 @@ impl Aggregator {
                 let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
                 self.proxies.iter_mut().for_each(|proxy| proxy.set_idle(&idle, &mut out));
             }
+            Control::Patience { seconds } => self.coordinator.set_patience(control::patience(seconds)),
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }

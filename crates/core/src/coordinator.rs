@@ -12,9 +12,11 @@ mod config;
 mod declarations;
 mod epochs;
 mod idlers;
+mod memory;
 mod phase;
 mod readers;
 mod replication;
+mod recovery;
 mod routes;
 mod scheduler;
 mod servers;
@@ -26,8 +28,10 @@ mod warnings;
 mod workers;
 
 pub use config::JobConfig;
+pub use memory::RestoreError;
 
 use crate::address::Addresses;
+use crate::limits;
 use crate::policy::{Axis, PolicyOverride};
 use crate::prng::Prng;
 use crate::registry::Registry;
@@ -46,9 +50,11 @@ use barriers::{Arrival, Barriers};
 use commands::Commands;
 use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
+use memory::{Identity, Memory, State};
 use phase::{Phase, Stage};
 use readers::Readers;
 use replication::{Order, Replication};
+use recovery::Recovery;
 use routes::Routes;
 use scheduler::{Release, Scheduler};
 use servers::{Caller, Place, Servers};
@@ -90,6 +96,10 @@ pub struct Coordinator {
     commands: Commands,
     queries: StatusQueries,
     standstill: Standstill,
+    memory: Memory,
+    recovery: Recovery,
+    /// Who was told, on the connection that stands, how long to wait for a coordinator that is gone.
+    patient: BTreeSet<NodeId>,
     outputs: Outbox,
 }
 
@@ -123,8 +133,99 @@ impl Coordinator {
             commands: Commands::default(),
             queries: StatusQueries::default(),
             standstill: Standstill::default(),
+            memory: Memory::default(),
+            recovery: Recovery::default(),
+            patient: BTreeSet::new(),
             outputs: Outbox::default(),
         }
+    }
+
+    /// From now on everything that would be lost with this process is stored ([`Output::Remember`]) before others hear of it, so that it can be
+    /// started anew with [`Coordinator::restore`]. Members go on without it for so long. To be called before anything else.
+    pub fn remembering(mut self, grace: Duration) -> Coordinator {
+        self.memory.keep(grace.min(limits::MAX_COORDINATOR_GRACE));
+        self
+    }
+
+    /// A coordinator in place of one that is gone, with the last state that was stored: it waits for the members that it remembers to come
+    /// back, tells them what they have missed, and goes on. The configuration must have passed [`JobConfig::check`].
+    pub fn restore(
+        now: Time,
+        config: JobConfig,
+        registry: Arc<Registry>,
+        grace: Duration,
+        state: &[u8],
+    ) -> Result<Coordinator, RestoreError> {
+        let state = State::decode(state, &config)?;
+        let mut own = Coordinator::new(config, registry, state.secret).remembering(grace);
+        own.recovery = Recovery::begin(now);
+        own.workers.restore(now, &state.ranks, state.drawn, state.run.is_some());
+        own.readers.restore(state.readers);
+        own.declarations = Declarations::restore(state.tables);
+        own.barriers = Barriers::restore(state.barriers);
+        own.aggregators.restore(now, &state.aggregators);
+        if let Some(run) = state.run {
+            own.servers.restore(now, &run.settled.shards);
+            own.stage = if run.is_running { Stage::Running } else { Stage::Starting };
+            let epochs = Epochs::restore(now, run, state.aggregators.iter().map(|known| known.id));
+            let sync = epochs.newest().policy_of(TableId(0), ServerId(0)).sync(&own.registry);
+            if sync.is_ok_and(|sync| !sync.overlap) {
+                own.recovery.ask_for_clocks();
+            }
+            own.epochs = Some(epochs);
+            own.warnings = own
+                .epochs
+                .as_ref()
+                .map(|e| warnings::warnings(e.newest(), &own.registry))
+                .unwrap_or_default();
+        }
+        match state.over {
+            Some(failure) => {
+                (own.stage, own.failure) = (Stage::Over, failure);
+                own.recovery.say_farewell(own.everybody().into_iter().collect(), now);
+            }
+            None => {
+                let phase = own.phase();
+                own.note(format!(
+                    "the coordinator was started anew and waits for its members to come back ({phase})"
+                ));
+                own.await_workers(now);
+            }
+        }
+        Ok(own)
+    }
+
+    /// What this coordinator has to remember.
+    fn state(&self) -> State {
+        State {
+            identity: Identity::of(&self.config),
+            secret: self.workers.secret(),
+            drawn: self.workers.drawn(),
+            readers: self.readers.given(),
+            ranks: self.workers.remembered(),
+            aggregators: self.aggregators.remembered(),
+            tables: self.declarations.tables().to_vec(),
+            run: self.epochs.as_ref().map(|epochs| epochs.remembered(self.stage != Stage::Starting)),
+            barriers: self.barriers.remembered(),
+            over: (self.stage == Stage::Over).then(|| self.failure.clone()),
+        }
+    }
+
+    /// Whether members have, or had, a plan: there are parameters.
+    pub fn has_plan(&self) -> bool {
+        self.is_planned()
+    }
+
+    /// Another process coordinates the job from now on: this one ends, and the job does not.
+    pub fn step_down(&mut self, why: String) {
+        self.outputs = Outbox::default();
+        self.memory = Memory::default();
+        self.outputs.push_back(Output::Stop { error: Some(why) });
+    }
+
+    /// Whether the job has ended, well or not.
+    pub fn is_over(&self) -> bool {
+        self.stage == Stage::Over
     }
 
     /// The job as it stands.
@@ -482,6 +583,7 @@ impl Coordinator {
         }
         self.replication.begin(&plan);
         self.epochs = Some(Epochs::new(plan));
+        self.memory.touch();
         self.warn();
         self.workers.begin(now);
         self.servers.begin(now);
@@ -538,6 +640,7 @@ impl Coordinator {
         // A joining worker's first clock is 1 or later: the first round is for those whom the job begins with.
         let at_least = scheduled.max(1);
         let message = epochs.make(now, change.clone(), at_least);
+        self.memory.touch();
         self.tell_informed(&message);
         if let (Some(scheduler), Some(epochs)) = (&mut self.scheduler, &self.epochs) {
             // It judges by the model of the first table.
@@ -560,6 +663,7 @@ impl Coordinator {
         epochs.shard_entered(now, id, epoch, joining);
         if self.stage == Stage::Starting && epochs.are_ready() {
             self.stage = Stage::Running;
+            self.memory.touch();
             // Another process may have the rank by now: it joins when it has declared its tables.
             let is_original = |member: &&Member| {
                 member.standing == Standing::From(0)
@@ -581,7 +685,10 @@ impl Coordinator {
     /// Goes on with what shards and aggregators have entered: first clocks that are known, and changes that workers may hear of.
     fn settle_epochs(&mut self, now: Time) {
         while let Some(epochs) = &mut self.epochs {
-            if let Some(joined) = epochs.poll_joined() {
+            // Without overlap the first clock is one that the scheduler has not passed.
+            if !self.recovery.waits_for_clocks()
+                && let Some(joined) = epochs.poll_joined()
+            {
                 self.enter(now, joined);
                 continue;
             }
@@ -589,6 +696,7 @@ impl Coordinator {
             match change {
                 Change::Joining { .. } | Change::Left { .. } => {}
                 Change::Joined { worker, clock } => {
+                    self.memory.touch();
                     self.workers.run(now, worker);
                     self.inform_worker(worker);
                     if self.workers.is_running(worker) {
@@ -661,6 +769,7 @@ impl Coordinator {
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
+        self.take_clock(now, worker, None);
         let straggler = self.stragglers.judge(now, &self.workers, self.config.servers);
         straggler.into_iter().for_each(|line| self.log(line));
         if !self.workers.is_live(worker) || self.workers.is_running(worker) {
@@ -679,7 +788,46 @@ impl Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.pushed(now, worker, clock);
         }
+        self.take_clock(now, worker, Some(clock));
         self.send_releases();
+    }
+
+    /// Without overlap, after this coordinator was started anew: a worker says which clock it has pushed last, or that there is none.
+    fn take_clock(&mut self, now: Time, worker: WorkerId, pushed: Option<Clock>) {
+        if !self.recovery.waits_for_clocks() || !self.workers.is_running(worker) {
+            return;
+        }
+        let member = self.epochs.as_ref().and_then(|epochs| epochs.newest().member(worker));
+        let first = match member.map(|member| member.standing) {
+            Some(Standing::From(clock)) => clock,
+            _ => 0,
+        };
+        self.recovery.take_clock(worker, pushed.unwrap_or(first), pushed.is_some());
+        self.resume_scheduler(now);
+    }
+
+    /// Makes the scheduler anew once it is known how far everybody is.
+    fn resume_scheduler(&mut self, now: Time) {
+        let running: Vec<WorkerId> = self.workers.running().collect();
+        let (Some(clocks), Some(epochs)) = (self.recovery.poll_clocks(&running), &mut self.epochs) else {
+            return;
+        };
+        let plan = epochs.newest();
+        let sync = plan.policy_of(TableId(0), ServerId(0)).sync(&self.registry);
+        let mut scheduler = Scheduler::resume(
+            now,
+            sync.expect("checked before it was put into the plan"),
+            plan.seed,
+            &clocks,
+        );
+        for worker in epochs.joining().collect::<Vec<_>>() {
+            epochs.postpone(worker, scheduler.join(worker));
+        }
+        let idle: Vec<(WorkerId, Clock)> = self.barriers.idlers().idle().collect();
+        scheduler.set_idle(now, &idle);
+        self.scheduler = Some(scheduler);
+        self.send_releases();
+        self.settle_epochs(now);
     }
 
     fn send_releases(&mut self) {
@@ -702,6 +850,7 @@ impl Coordinator {
         let is_member = |member: &Member| member.is_live() && Some(member.incarnation) == incarnation;
         let is_member = epochs.newest().member(worker).is_some_and(is_member);
         self.workers.depart(worker, state);
+        self.memory.touch();
         if state == MemberState::Dead {
             self.log(format!("{worker} is declared dead; the job goes on without it"));
             // A worker that only stood still reads the reason when it goes on, even if the job is over by then.
@@ -713,17 +862,26 @@ impl Coordinator {
             self.workers.remove(worker);
         }
         self.settle_barriers(now, Some(worker));
+        self.resume_scheduler(now);
         if self.workers.live().next().is_none() {
-            let error = self.workers.have_all_died().then(|| "all workers died".into());
-            // One that died may come back to finish its work, though others have left with theirs done.
-            if self.workers.count(MemberState::Dead) == 0 {
-                return self.end(error);
-            }
-            self.wait_for(now, None, error);
+            self.await_workers(now);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
             // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;
         }
+    }
+
+    /// A planned job without a live worker waits for one, or is over.
+    fn await_workers(&mut self, now: Time) {
+        if self.stage == Stage::Over || !self.is_planned() || self.workers.live().next().is_some() {
+            return;
+        }
+        let error = self.workers.have_all_died().then(|| "all workers died".into());
+        // One that died may come back to finish its work, though others have left with theirs done.
+        if self.workers.count(MemberState::Dead) == 0 {
+            return self.end(error);
+        }
+        self.wait_for(now, None, error);
     }
 
     /// A shard cannot go on without the initial values of a table. If the plan has a worker 0 by now, that one sends them.
@@ -804,7 +962,9 @@ impl Coordinator {
     /// pushes which workers push nothing for now.
     fn settle_barriers(&mut self, now: Time, last: Option<WorkerId>) {
         let running: Vec<WorkerId> = self.workers.running().collect();
-        self.barriers.settle(&running, last);
+        if self.barriers.settle(&running, last) {
+            self.memory.touch();
+        }
         if let Some(message) = self.barriers.idlers_mut().poll_news() {
             self.tell_informed(&message);
             let idle: Vec<(WorkerId, Clock)> = self.barriers.idlers().idle().collect();
@@ -812,6 +972,7 @@ impl Coordinator {
             self.send_releases();
         }
         while let Some(message) = self.barriers.poll_reached(self.servers.ids()) {
+            self.memory.touch();
             running.iter().for_each(|id| self.send(NodeId::Worker(*id), &message));
         }
     }
@@ -854,17 +1015,38 @@ impl Coordinator {
             return;
         }
         self.stage = Stage::Over;
+        self.memory.touch();
         self.failure.clone_from(&error);
         let waited = stragglers::summary(&self.workers.waited(), self.config.servers);
         waited.into_iter().for_each(|line| self.note(line));
         let message = Control::Stop { error: error.clone() };
+        self.everybody().into_iter().for_each(|to| self.send(to, &message));
+        self.outputs.push_back(Output::Stop { error });
+    }
+
+    /// Those who have to hear that the job is over.
+    fn everybody(&self) -> Vec<NodeId> {
         let spares = self.replication.connected().map(NodeId::Spare);
         let shards = self.servers.ids().map(NodeId::Shard).chain(spares);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
         let workers = self.workers.live().chain(self.readers.ids()).map(NodeId::Worker);
-        let everybody: Vec<NodeId> = shards.chain(aggregators).chain(workers).collect();
-        everybody.into_iter().for_each(|to| self.send(to, &message));
-        self.outputs.push_back(Output::Stop { error });
+        shards.chain(aggregators).chain(workers).collect()
+    }
+
+    /// Somebody is heard: on each connection it is told how long this coordinator may be away.
+    fn ask_for_patience(&mut self, of: NodeId) {
+        let Some(grace) = self.memory.grace() else { return };
+        if !matches!(of, NodeId::Admin(_)) && self.patient.insert(of) {
+            let seconds = u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
+            self.send(of, &Control::Patience { seconds });
+        }
+    }
+
+    /// The job was over before this coordinator was started anew. Whoever comes hears of it.
+    fn say_farewell(&mut self, to: NodeId) {
+        let message = Control::Stop { error: self.failure.clone() };
+        self.send(to, &message);
+        self.recovery.told(to);
     }
 
     /// Excludes time in which this coordinator stood still from every peer's silence.
@@ -966,9 +1148,14 @@ impl Role for Coordinator {
             let reason = format!("this address serves job `{}`, not `{}`", self.config.job, hello.job);
             return Err(Refusal { reason, retry: false });
         }
-        if self.stage == Stage::Over {
+        if self.stage == Stage::Over && !self.recovery.is_farewell() {
             return Err(Refusal { reason: format!("job `{}` is over", self.config.job), retry: false });
         }
+        if !self.memory.is_ready() {
+            let reason = "the job's coordinator is about to start".into();
+            return Err(Refusal { reason, retry: true });
+        }
+        self.recovery.refuse_newcomer(now, hello)?;
         let is_planned = self.is_planned();
         match hello.from {
             Party::Worker { rank } => {
@@ -992,8 +1179,14 @@ impl Role for Coordinator {
                 self.outputs.extend(evicted.map(hang_up));
                 Ok(welcome)
             }
-            Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
-            Party::Reader { id } => self.readers.accept(now, hello.incarnation, id),
+            Party::Aggregator { process, id } => {
+                self.memory.touch();
+                self.aggregators.accept(now, process, id, is_planned)
+            }
+            Party::Reader { id } => {
+                self.memory.touch();
+                self.readers.accept(now, hello.incarnation, id)
+            }
             Party::Through { .. } | Party::Below { .. } | Party::Copy { .. } => {
                 let reason =
                     "this is the job's coordinator; give the address that `paramill aggregate` prints".into();
@@ -1013,6 +1206,7 @@ impl Role for Coordinator {
         // It has one connection to each node.
         let ConnectionId::Node(peer) = connection else { return };
         let is_news = self.is_planned() && self.stage != Stage::Over;
+        self.patient.remove(&peer);
         match peer {
             NodeId::Worker(id) if id.is_reader() => self.lose_reader(id),
             NodeId::Worker(id) => self.workers.lose(now, id),
@@ -1057,6 +1251,10 @@ impl Role for Coordinator {
             NodeId::Spare(number) if !self.replication.is_known(number) => return,
             NodeId::Shard(_) | NodeId::Aggregator(_) | NodeId::Spare(_) | NodeId::Coordinator => {}
         }
+        self.ask_for_patience(from);
+        if self.recovery.is_farewell() {
+            return self.say_farewell(from);
+        }
         if header.kind != Kind::Control {
             return self.log(format!("ignored a {:?} frame from {from}", header.kind));
         }
@@ -1085,6 +1283,9 @@ impl Role for Coordinator {
                 "the coordinator stood still for {seconds:.1} s; worker timeouts do not count that time"
             ));
         }
+        if self.recovery.poll_farewell(now) {
+            self.outputs.push_back(Output::Stop { error: self.failure.clone() });
+        }
         self.expire_members(now);
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.handle_timeout(now);
@@ -1111,25 +1312,34 @@ impl Role for Coordinator {
         let behind = self.epochs.as_ref().and_then(|epochs| epochs.next_deadline(grace, &self.standstill));
         let behind = behind.filter(|_| !is_over);
         let readers = self.readers.next_deadline(grace, &self.standstill).filter(|_| !is_over);
+        let recovery = self.recovery.next_timeout();
         let copies =
             self.epochs.as_ref().filter(|_| !is_over).and_then(|epochs| {
                 self.replication.next_timeout(epochs.newest(), |id| self.servers.primary(id))
             });
         let members = [workers, readers, servers, silent, behind, copies];
-        let others = [queries, scheduler, standstill, idle, vacancy];
+        let others = [queries, recovery, scheduler, standstill, idle, vacancy];
         members.into_iter().chain(others).flatten().min()
     }
 
+    fn handle_remembered(&mut self, _now: Time) {
+        self.memory.stored();
+    }
+
     fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        let (mut memory, mut outputs) = (std::mem::take(&mut self.memory), std::mem::take(&mut self.outputs));
+        let output = memory.poll(&mut outputs, || self.state());
+        (self.memory, self.outputs) = (memory, outputs);
+        output
     }
 
     fn backlog_bytes(&self) -> usize {
-        self.outputs.bytes()
+        self.memory.bytes(self.outputs.bytes())
     }
 
     fn check(&self) -> Result<(), String> {
         self.outputs.check()?;
+        self.memory.check()?;
         self.workers.check()?;
         self.epochs.as_ref().map_or(Ok(()), Epochs::check)
     }

@@ -199,6 +199,13 @@ pub const LAST_FRAMES: Duration = Duration::from_secs(10);
 pub const FAILOVER_SILENCE: Duration = Duration::from_secs(8);
 /// How long a node tries to reach another before it gives up and names it.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long members of a job whose coordinator can be started anew wait for it, unless its owner says otherwise.
+pub const COORDINATOR_GRACE: Duration = Duration::from_secs(600);
+/// The longest that an owner may say.
+pub const MAX_COORDINATOR_GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long a coordinator that was started anew waits for members that it remembers, beyond the usual, and takes no newcomers: an attempt
+/// to reach it may have begun before, and there is a pause after that.
+pub const RETURN_GRACE: Duration = Duration::from_secs(6);
 /// How long each step of an attempt to connect may take: resolving a name, connecting, the peer's answer to the hello.
 pub const ATTEMPT_DEADLINE: Duration = Duration::from_secs(5);
 /// The first pause before a connection is tried again; it doubles up to [`RECONNECT_MAX`].

@@ -142,6 +142,12 @@ pub enum Output {
     Listen,
     /// Start another data core in this process.
     StartCore,
+    /// Store the role's state durably in place of the one before, and answer with `handle_remembered`. What the role says after this is
+    /// to be said after it is stored, which the role sees to by itself.
+    Remember {
+        /// The state.
+        state: Vec<u8>,
+    },
     /// A line for the log.
     Log(Level, String),
     /// The role's work is done, well or badly; the driver may end.
@@ -205,6 +211,7 @@ fn cost(output: &Output) -> usize {
     let own = match output {
         Output::Send { frame, .. } => frame.memory_bytes(),
         Output::Log(_, line) => line.len(),
+        Output::Remember { state } => state.len(),
         Output::Connect { .. }
         | Output::Disconnect { .. }
         | Output::Listen
@@ -253,6 +260,9 @@ pub trait Role {
 
     /// Others reach this role at these addresses from now on, as it asked with [`Output::Listen`]; `None` when they cannot.
     fn handle_listening(&mut self, _now: Time, _addresses: Option<Addresses>) {}
+
+    /// The state of the last [`Output::Remember`] is stored.
+    fn handle_remembered(&mut self, _now: Time) {}
 
     /// The first message on a connection that this role asked for.
     fn hello(&self, connection: ConnectionId) -> Hello;

@@ -91,7 +91,7 @@ impl Shard {
     pub fn new(now: Time, config: ShardConfig, registry: Arc<Registry>) -> Shard {
         let delivery = Delivery::with_digests(config.digest_every);
         Shard {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             config,
             registry,
             plan: None,
@@ -211,6 +211,7 @@ impl Shard {
             Control::Plan(plan) => self.take_plan(now, *plan),
             Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::ReportRequest => self.send_report(now),
+            Control::Patience { seconds } => self.coordinator.set_patience(control::patience(seconds)),
             Control::IdleWorkers { number, workers } => {
                 let version = self.tables.set_idle(now, &workers, &mut self.delivery);
                 self.tell_coordinator(&Control::IdleNoted { number, version });

@@ -22,7 +22,7 @@ pub use plan::{Change, Member, Plan, ServedShard, Standing, Switch};
 /// Bytes of a header, and the alignment of everything in a stream.
 pub const HEADER_BYTES: usize = 64;
 /// The protocol spoken by this release. Peers with another version are refused at connect.
-pub const WIRE_VERSION: u8 = 11;
+pub const WIRE_VERSION: u8 = 12;
 
 /// A payload's length on the wire.
 pub fn padded(payload_bytes: usize) -> usize {

@@ -730,6 +730,7 @@ impl Worker {
             Control::Policies(policies) => self.traffic.tickets_mut().set_policies(&policies),
             Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::Routes(routes) => self.traffic.take_routes(&mut self.session, now, routes),
+            Control::Patience { seconds } => self.session.set_patience(control::patience(seconds)),
             Control::Left => {
                 self.session.set_gone();
                 self.traffic.tickets_mut().left();

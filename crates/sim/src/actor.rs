@@ -102,6 +102,10 @@ impl Role for Actor {
         self.role_mut().handle_listening(now, addresses);
     }
 
+    fn handle_remembered(&mut self, now: Time) {
+        self.role_mut().handle_remembered(now);
+    }
+
     fn hello(&self, connection: ConnectionId) -> Hello {
         self.role().hello(connection)
     }

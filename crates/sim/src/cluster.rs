@@ -15,6 +15,7 @@ use paramill_core::address::{Addresses, LOCAL};
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
+use paramill_core::limits;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_core::replica::Replica;
@@ -90,6 +91,7 @@ struct Visit {
 #[derive(Debug)]
 struct Builder {
     scenario: Scenario,
+    config: JobConfig,
     hosts: Hosts,
     play: Play,
     faults: FaultPlan,
@@ -117,9 +119,9 @@ impl Cluster {
         let hosts = Hosts::of(scenario)?;
         let config = JobConfig { topology: hosts.topology(&scenario.network), ..config };
         let world = World::new(hosts.network(&scenario.network), scenario.seed);
-        let builder = Builder { scenario: scenario.clone(), hosts, play, faults, registry };
+        let builder = Builder { scenario: scenario.clone(), config, hosts, play, faults, registry };
         let mut cluster = Cluster { world, builder: Rc::new(builder), lives: 0, late: 0 };
-        cluster.add_coordinator(config);
+        cluster.add_coordinator();
         cluster.shard_ids().for_each(|id| cluster.add_node(NodeId::Shard(id)));
         cluster.aggregator_ids().for_each(|id| cluster.add_node(NodeId::Aggregator(id)));
         cluster.worker_ids().for_each(|id| cluster.add_node(NodeId::Worker(id)));
@@ -129,12 +131,16 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A shard, an aggregator or a worker dies at `at`, and is started anew a while later: a new process, which has to find
-    /// out how things stand.
+    /// A node dies at `at`, and is started anew a while later: a new process, which has to find out how things stand. The coordinator knows
+    /// what it has stored, if the scenario's faults say that it crashes.
     pub fn crash_and_restart(&mut self, node: NodeId, at: Time, after: Duration) {
         self.world.crash(node, at);
         self.lives += 1;
         let (builder, life) = (self.builder.clone(), self.lives);
+        if let (NodeId::Coordinator, Some(disk)) = (node, self.world.disk(node)) {
+            let restart = move |now| builder.coordinator(now, disk.borrow().as_deref());
+            return self.world.restart(node, at + after, restart);
+        }
         self.world.restart(node, at + after, move |now| builder.actor(now, node, life));
     }
 
@@ -285,11 +291,10 @@ impl Cluster {
         Ok(self.world.ended(NodeId::Coordinator).is_some())
     }
 
-    fn add_coordinator(&mut self, config: JobConfig) {
-        let Builder { scenario, registry, .. } = &*self.builder;
+    fn add_coordinator(&mut self) {
+        let Builder { scenario, .. } = &*self.builder;
         let host = self.builder.hosts.host(NodeId::Coordinator);
-        let coordinator = Box::new(Coordinator::new(config, registry.clone(), scenario.seed));
-        let actor = Actor::Coordinator(coordinator);
+        let actor = self.builder.coordinator(Time::ZERO, None);
         self.world.add(NodeId::Coordinator, COORDINATOR, host, Duration::ZERO, actor);
         if !scenario.switches.is_empty() {
             let operator = Box::new(Operator::new(JOB, COORDINATOR, scenario.switches.clone()));
@@ -323,7 +328,8 @@ impl Cluster {
     fn inject(&mut self) {
         let builder = self.builder.clone();
         let shards = self.shard_ids().map(NodeId::Shard);
-        for node in shards.chain(self.worker_ids().map(NodeId::Worker)).collect::<Vec<_>>() {
+        let workers = self.worker_ids().map(NodeId::Worker);
+        for node in shards.chain(workers).chain([NodeId::Coordinator]).collect::<Vec<_>>() {
             for (at, length) in builder.faults.pauses(node) {
                 self.world.pause(node, at, length);
             }
@@ -361,6 +367,21 @@ impl Builder {
             NodeId::Worker(id) => self.worker(now, id, life),
             other => unreachable!("{other} is started once"),
         }
+    }
+
+    /// The coordinator, with what is on its disk.
+    fn coordinator(&self, now: Time, disk: Option<&[u8]>) -> Actor {
+        let Builder { config, registry, scenario, .. } = self;
+        let fresh = || Coordinator::new(config.clone(), registry.clone(), scenario.seed);
+        let grace = limits::COORDINATOR_GRACE;
+        let is_durable = self.faults.crashes(NodeId::Coordinator).next().is_some();
+        let coordinator = match disk {
+            Some(state) => Coordinator::restore(now, config.clone(), registry.clone(), grace, state)
+                .expect("a coordinator reads what it stored"),
+            None if is_durable => fresh().remembering(grace),
+            None => fresh(),
+        };
+        Actor::Coordinator(Box::new(coordinator))
     }
 
     /// Where a node is reached too, if it has several addresses.

@@ -18,7 +18,7 @@ mod payload;
 mod reader;
 mod travelling;
 
-pub use node::{Ended, Newcomer};
+pub use node::{Disk, Ended, Newcomer};
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
 use crate::network::{HostId, Network, Parcel, Passage};
@@ -74,6 +74,8 @@ const LOG_LINES: usize = 200;
 /// In a world of so many nodes a role is asked after every second event whether its account of itself adds up, in one of twice
 /// as many after every third, and so on. In smaller ones it is asked after every event.
 const EVENTS_PER_CHECK: usize = 64;
+/// How long a node's disk takes.
+const STORING: Duration = Duration::from_millis(2);
 /// Events at one instant after which the world is declared stuck in a loop.
 const EVENTS_AT_ONE_TIME: u32 = 10_000_000;
 
@@ -130,6 +132,11 @@ impl<R: Role> World<R> {
 
     fn listen(&mut self, index: usize) {
         self.nodes[index].role.handle_listening(self.now, Some(self.directory.of(index)));
+    }
+
+    /// What a node has stored, and will have.
+    pub fn disk(&self, id: NodeId) -> Option<Disk> {
+        self.by_id.get(&id).map(|&node| self.nodes[node].disk.clone())
     }
 
     /// Others reach a node at this address too.
@@ -445,6 +452,7 @@ impl<R: Role> World<R> {
             | Event::Resume { node }
             | Event::Crash { node }
             | Event::Restart { node, .. }
+            | Event::Stored { node, .. }
             | Event::Replace { node, .. } => node,
         }
     }
@@ -593,6 +601,14 @@ impl<R: Role> World<R> {
                 self.nodes[index].postponed = postponed;
                 return Ok(false);
             }
+            Event::Stored { life, state, .. } => {
+                let node = &mut self.nodes[index];
+                if life != node.life {
+                    return Ok(false);
+                }
+                *node.disk.borrow_mut() = Some(state);
+                node.role.handle_remembered(now);
+            }
         }
         Ok(true)
     }
@@ -607,6 +623,10 @@ impl<R: Role> World<R> {
                 Output::Disconnect { connection } => self.close(index, connection),
                 Output::Listen => self.listen(index),
                 Output::StartCore => self.start_beside(index),
+                Output::Remember { state } => {
+                    let life = self.nodes[index].life;
+                    self.queue.push(self.now + STORING, Event::Stored { node: index, life, state });
+                }
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {

@@ -1,6 +1,7 @@
 //! Aggregators: who they are and where. The job goes on whether they are here or not; workers that were told to go
 //! through one wait for it themselves.
 
+use super::memory::AggregatorState;
 use crate::address::Addresses;
 use crate::limits;
 use crate::standstill::Standstill;
@@ -30,6 +31,31 @@ struct Aggregator {
 }
 
 impl Aggregators {
+    /// What has to be remembered of those that are here.
+    pub(super) fn remembered(&self) -> Vec<AggregatorState> {
+        let state = |(id, member): (AggregatorId, &Aggregator)| AggregatorState {
+            id,
+            process: member.process,
+            address: member.address.clone(),
+        };
+        self.connected().map(state).collect()
+    }
+
+    /// Goes on with what was remembered: they are away, and may come back.
+    pub(super) fn restore(&mut self, now: Time, members: &[AggregatorState]) {
+        for AggregatorState { id, process, address } in members {
+            let member = Aggregator {
+                process: *process,
+                address: address.clone(),
+                connected: false,
+                last_heard: now,
+                informed: false,
+                report: AggregatorReport::default(),
+            };
+            self.members.insert(*id, member);
+        }
+    }
+
     pub(super) fn accept(
         &mut self,
         now: Time,

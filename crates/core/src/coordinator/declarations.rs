@@ -18,6 +18,14 @@ pub(super) struct Declarations {
 }
 
 impl Declarations {
+    pub(super) fn tables(&self) -> &[TableSpec] {
+        &self.tables
+    }
+
+    pub(super) fn restore(tables: Vec<TableSpec>) -> Declarations {
+        Declarations { tables }
+    }
+
     /// Takes a worker's tables. Those of the first one to declare some are checked, and what those of all others are compared with:
     /// `other` is one of these.
     pub(super) fn take(

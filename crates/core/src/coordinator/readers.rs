@@ -31,6 +31,17 @@ impl Readers {
         Readers { secret, next: 0, connected: BTreeMap::new() }
     }
 
+    /// How many numbers were given.
+    pub(super) fn given(&self) -> u32 {
+        self.next
+    }
+
+    /// Goes on after so many numbers. Some may have been given after that, of which nothing is remembered: as many as there may be readers are
+    /// left to these.
+    pub(super) fn restore(&mut self, given: u32) {
+        self.next = given.saturating_add(limits::MAX_READERS as u32);
+    }
+
     /// The incarnation of a reader: which process has its number.
     pub(super) fn incarnation(&self, id: WorkerId) -> Option<u64> {
         let number = id.reader_number()?;

@@ -17,6 +17,14 @@ pub(super) struct Scheduler {
     open: VecDeque<Release>,
 }
 
+/// How far a worker is whose scheduler is gone.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Resumed {
+    pub(super) clock: Clock,
+    /// Its pushes of that clock are with all servers.
+    pub(super) is_pushed: bool,
+}
+
 /// A worker may pull after a clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Release {
@@ -34,6 +42,24 @@ impl Scheduler {
     ) -> Scheduler {
         let controller = Controller::new(policy, workers, seed);
         Scheduler { controller, waiting: BTreeMap::new(), open: VecDeque::new() }
+    }
+
+    /// A scheduler in place of one that is gone: these workers have last said that they pushed these clocks, or have yet to push them.
+    pub(super) fn resume(
+        now: Time,
+        policy: SyncPolicy,
+        seed: u64,
+        workers: &BTreeMap<WorkerId, Resumed>,
+    ) -> Scheduler {
+        let version = workers.values().map(|resumed| resumed.clock).min().unwrap_or(0);
+        // Rounds before the clock that a worker was last heard of count as done: it said so once.
+        let next = workers.iter().map(|(worker, resumed)| (*worker, resumed.clock));
+        let controller = Controller::at(version, policy, next, seed);
+        let mut scheduler = Scheduler { controller, waiting: BTreeMap::new(), open: VecDeque::new() };
+        for (worker, resumed) in workers.iter().filter(|(_, resumed)| resumed.is_pushed) {
+            scheduler.pushed(now, *worker, resumed.clock);
+        }
+        scheduler
     }
 
     pub(super) fn pushed(&mut self, now: Time, worker: WorkerId, clock: Clock) {

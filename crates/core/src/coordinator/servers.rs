@@ -79,6 +79,16 @@ impl Servers {
         Servers { expected, processes: BTreeMap::new(), shards: BTreeMap::new() }
     }
 
+    /// The servers of a plan, which are away and come back.
+    pub(super) fn restore(&mut self, now: Time, served: &[ServedShard]) {
+        for ServedShard { shard, process, addresses, .. } in served {
+            let entry = self.processes.entry(shard.server).or_insert(Process { id: *process, cores: 0 });
+            entry.cores += 1;
+            let (addresses, lost_since) = (Some(addresses.clone()), Some(now));
+            self.shards.insert(*shard, Shard { addresses, lost_since, last_heard: now, ..Shard::default() });
+        }
+    }
+
     /// A data core says hello. Once there is a plan it says who serves a shard.
     pub(super) fn accept(
         &mut self,

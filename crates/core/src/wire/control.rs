@@ -14,6 +14,7 @@ use crate::table::{TableSpec, tables};
 use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
+use std::time::Duration;
 
 /// Messages between nodes beside gradients and parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -232,6 +233,11 @@ pub enum Control {
     },
     /// Coordinator to a copy: serve the shard from now on, by this plan.
     Promote(Box<Plan>),
+    /// Coordinator to all nodes, if it is started anew when it dies: go on without me for so long, and come back.
+    Patience {
+        /// Seconds.
+        seconds: u32,
+    },
 }
 
 /// A worker that no round before an iteration waits for.
@@ -346,6 +352,7 @@ impl Control {
             Control::StartCore => "start core",
             Control::Drain { .. } => "drain",
             Control::Promote(_) => "promote",
+            Control::Patience { .. } => "patience",
         }
     }
 }
@@ -404,6 +411,11 @@ pub fn decode<T: DeserializeOwned>(what: &'static str, payload: &[u8]) -> Result
     postcard::from_bytes(payload).map_err(|error| WireError::Payload { what, why: error.to_string() })
 }
 
+/// How long a coordinator may be away, by its own word.
+pub fn patience(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into()).min(limits::MAX_COORDINATOR_GRACE)
+}
+
 /// A peer's words to a person, cut off at the length that a sentence may have.
 pub fn sentence(mut text: String) -> String {
     let is_beyond = |(start, c): &(usize, char)| start + c.len_utf8() > limits::MAX_REASON_BYTES;
@@ -450,6 +462,7 @@ mod tests {
             (Control::Idle { until: 1 }, 36),
             (Control::IdleWorkers { number: 1, workers: vec![] }, 37),
             (Control::IdleNoted { number: 1, version: 2 }, 38),
+            (Control::Patience { seconds: 600 }, 39),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

@@ -103,7 +103,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(now: Time, config: WorkerConfig) -> Session {
         Session {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             id: config.rank,
             config,
             incarnation: 0,
@@ -258,6 +258,11 @@ impl Session {
         link.move_to(now, addresses);
         self.outputs[lane].push_back(Output::Disconnect { connection });
         true
+    }
+
+    /// The coordinator may be away for so long.
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.coordinator.set_patience(patience);
     }
 
     pub(super) fn coordinator(&self) -> &Link {

@@ -107,6 +107,7 @@ impl Drawn {
         local(&mut Dice::new(Prng::fork(seed, 0x6c6f_6361)), &components, wanted, &mut scenario)?;
         transmission(&mut Dice::new(Prng::fork(seed, 0x7472_616e)), &mut scenario);
         held(&mut Dice::new(Prng::fork(seed, 0x6865_6c64)), &components, wanted, registry, &mut scenario)?;
+        coordinator(&mut Dice::new(Prng::fork(seed, 0x636f_6f72)), &mut scenario, heal_at);
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
         let slabs = dice.chance(0.4) && wanted.has_dense;
         // What a server refuses is not counted; and an application that goes on without it keeps others waiting at a
@@ -135,7 +136,7 @@ impl Drawn {
         };
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
         let step = 4.0 * slowest_step + 0.2 + passage_s(&scenario, workers) + crossing_s(&scenario, workers);
-        let budget = 120.0 + scenario.iterations as f64 * step;
+        let budget = 140.0 + scenario.iterations as f64 * step;
         let deadline = heal_at + Duration::from_secs_f64(budget);
         let components = components::used(registry, &scenario);
         let handovers = handovers(&mut Dice::new(Prng::fork(seed, 0x696d_6167)), &scenario, heal_at);
@@ -607,6 +608,19 @@ fn faults(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Faults {
         mortal.insert(WorkerId(sleeps as u32));
     }
     Faults { words: faults, mortal, reborn }
+}
+
+/// The coordinator dies, and is started anew with what it has stored: at once, after a while, or so late that everybody who needs it waits. Not
+/// so late that those give up who have never reached it.
+fn coordinator(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) {
+    if !dice.chance(0.25) {
+        return;
+    }
+    let heal_ms = heal_at.as_secs_f64() * 1e3;
+    for _ in 0..dice.whole(1, 3) {
+        let (at, after) = (dice.between(0.0, heal_ms), dice.magnitude(1.0, 20_000.0));
+        scenario.faults.push(format!("coordinator:crash@{at:.3}ms,restart={after:.3}ms"));
+    }
 }
 
 fn partitions(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(Vec<NodeId>, Time, Time)> {

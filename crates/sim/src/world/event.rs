@@ -32,6 +32,8 @@ pub(super) enum Event {
     Crash { node: usize },
     /// A fault of all nodes of a process.
     CrashProcess { process: u32 },
+    /// What a node asked for is on its disk.
+    Stored { node: usize, life: u32, state: Vec<u8> },
     /// The node is started anew.
     Restart { node: usize, rebirth: usize },
     /// Another process takes the place of the node.

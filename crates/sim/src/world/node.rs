@@ -6,8 +6,10 @@ use crate::network::HostId;
 use paramill_core::prng::Prng;
 use paramill_core::role::Role;
 use paramill_core::types::{ConnectionId, NodeId, Time};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::rc::Rc;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -36,7 +38,11 @@ pub(super) struct Node<R> {
     /// Events since its role was last asked whether its account of itself adds up.
     pub(super) unchecked: usize,
     pub(super) ended: Option<Ended>,
+    pub(super) disk: Disk,
 }
+
+/// What a node has stored, which outlives its process.
+pub type Disk = Rc<RefCell<Option<Vec<u8>>>>;
 
 impl<R> Node<R> {
     pub(super) fn new(id: NodeId, host: HostId, handling: Duration, dice: Prng, role: R) -> Node<R> {
@@ -57,6 +63,7 @@ impl<R> Node<R> {
             postponed: VecDeque::new(),
             unchecked: 0,
             ended: None,
+            disk: Disk::default(),
         }
     }
 }

@@ -29,6 +29,7 @@ mod psp;
 mod quorum;
 mod reader_rights;
 mod readers;
+mod recovery;
 mod slabs;
 mod stacked;
 mod table_iii;
