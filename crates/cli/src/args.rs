@@ -1,11 +1,13 @@
 //! What was typed. What it means is worked out in [`crate::plan`].
 
 mod bench;
+mod chaos;
 mod job;
 
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BroadcastArgs, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Send, Transport,
 };
+pub(crate) use chaos::{ChaosArgs, ChaosProcessArgs};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
@@ -97,6 +99,7 @@ pub(crate) enum Command {
     Components(ComponentsArgs),
     Sim(SimArgs),
     Bench(BenchArgs),
+    Chaos(ChaosArgs),
     Doctor(DoctorArgs),
     /// A worker process of `train --processes`: its plan comes on stdin.
     #[command(name = "worker-process", hide = true)]
@@ -107,6 +110,9 @@ pub(crate) enum Command {
     /// A process of `bench`: its part comes on stdin.
     #[command(name = "bench-process", hide = true)]
     BenchProcess,
+    /// A worker process of `chaos tags`.
+    #[command(name = "chaos-process", hide = true)]
+    ChaosProcess(ChaosProcessArgs),
 }
 
 /// Train a model and report what came of it.
