@@ -327,15 +327,15 @@ impl Replica {
             self.outputs.push_back(Output::Disconnect { connection });
         }
         self.shift = i64::try_from(i128::from(time.0) - i128::from(now.0)).unwrap_or(0);
-        self.config.server = Some(id.server);
-        self.config.core = id.core;
+        // The core's own number stays: it tells the spare cores of a process apart.
+        let config = ShardConfig { server: Some(id.server), core: id.core, ..self.config.clone() };
         let why = Lost::Broken(format!("{id} is served by another process"));
         let mut connections = std::mem::take(&mut self.connections);
         connections.insert(NodeId::Coordinator.into());
         connections.into_iter().for_each(|connection| shard.handle_disconnected(time, connection, &why));
         discard(&mut shard);
         let epoch = plan.epoch;
-        shard.take_over(time, self.config.clone(), plan);
+        shard.take_over(time, config, plan);
         self.outputs.push_back(Output::Log(Level::Info, format!("serves {id} from now on")));
         // Whoever gets frames of the former shard has them by now, or blanks.
         self.blank = vec![0; limits::MAX_DATA_BYTES];

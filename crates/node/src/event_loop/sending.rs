@@ -41,6 +41,11 @@ impl<C: RoleCell> EventLoop<C> {
                     }
                 }
                 Output::Listen => self.open_listeners(),
+                Output::StartCore => {
+                    if let Some(start_core) = &self.setup.start_core {
+                        start_core();
+                    }
+                }
                 Output::Remember { state } => self.cell.remember(state),
                 Output::Log(level, line) => self.setup.log.line(level, &line),
                 Output::Stop { error } => {
