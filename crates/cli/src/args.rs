@@ -318,6 +318,9 @@ pub(crate) struct CoordinateArgs {
     /// 0 before its initial values had arrived.
     #[arg(long, value_name = "TIME", default_value = "0s")]
     pub(crate) restart_grace: Span,
+    /// Copies of each shard that are kept on other servers: 1, or 0 for none.
+    #[arg(long, value_name = "R", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1))]
+    pub(crate) replicas: u32,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
 }

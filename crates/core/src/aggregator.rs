@@ -34,6 +34,7 @@ use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
     ServedShard, Standing, Welcome,
 };
+use lowers::Lowers;
 use members::Caller;
 use memory::Memory;
 use shard_proxy::{Answers, ProxyPolicy, ShardProxy};
@@ -165,7 +166,7 @@ impl Aggregator {
     /// An aggregator wants to go through this one.
     fn accept_lower(&mut self, incarnation: u64, lower: Lower) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
-        let Lower { process, id, shard, again, levels } = lower;
+        let Lower { process, id, shard, levels } = lower;
         if id.0 >= limits::MAX_AGGREGATORS {
             return refuse("an aggregator gets its number from the coordinator first".into(), false);
         }
@@ -187,12 +188,12 @@ impl Aggregator {
         }
         let Some((proxy, mut out)) = self.proxy(shard) else { return refuse(misplaced(shard), false) };
         let was_up = proxy.was_up();
-        let accepted = proxy.accept_lower(id, process, incarnation, again, &mut out);
+        let accepted = proxy.accept_lower(id, process, incarnation, &mut out);
         // What was connected to a shard once is in no circle.
         if !was_up {
             self.levels = self.levels.max(levels + 1);
         }
-        accepted.map(|()| Welcome { you: NodeId::Aggregator(id), incarnation })
+        accepted.map(|session| Welcome { you: NodeId::Aggregator(id), incarnation, session })
     }
 
     fn handle_control(&mut self, now: Time, message: Control) {
@@ -320,7 +321,9 @@ impl Aggregator {
                 let own = (0u32..).zip(chunks.iter().copied()).filter(|(_, chunk)| chunk.shard == *shard);
                 Table::new(spec, own)
             });
-            self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables.collect(), log_bytes));
+            let lowers = Lowers::with_seed(self.config.process.0);
+            let tables = tables.collect();
+            self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables, lowers, log_bytes));
         }
         self.plan = Some(plan);
         self.set_policies();
@@ -389,10 +392,10 @@ impl Role for Aggregator {
             let reason = format!("this aggregator serves job `{}`, not `{}`", self.config.job, hello.job);
             return refuse(reason, false);
         }
-        if let Party::Below { process, id, shard, again, levels } = hello.from {
-            return self.accept_lower(hello.incarnation, Lower { process, id, shard, again, levels });
+        if let Party::Below { process, id, shard, levels } = hello.from {
+            return self.accept_lower(hello.incarnation, Lower { process, id, shard, levels });
         }
-        let Party::Through { rank, shard, again } = hello.from else {
+        let Party::Through { rank, shard, pushed } = hello.from else {
             let reason = "an aggregator takes workers and aggregators that were told to go through it; use the job's URL";
             return refuse(reason.into(), false);
         };
@@ -411,8 +414,8 @@ impl Role for Aggregator {
         let Some((proxy, mut out)) = self.proxy(shard) else {
             return refuse(misplaced(shard), false);
         };
-        proxy.accept(rank, again, &mut out)?;
-        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
+        proxy.accept(rank, pushed, &mut out)?;
+        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation, session: 0 })
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {
@@ -420,8 +423,7 @@ impl Role for Aggregator {
         let process = *process;
         let from = match (connection, self.id) {
             (ConnectionId::AggregatorFor(shard), Some(id)) => {
-                let mut own = self.proxies.iter().filter(|proxy| proxy.shard() == shard);
-                Party::Below { process, id, shard, again: own.any(ShardProxy::was_up), levels: self.levels }
+                Party::Below { process, id, shard, levels: self.levels }
             }
             (_, id) => Party::Aggregator { process, id },
         };
@@ -432,7 +434,7 @@ impl Role for Aggregator {
         // It connects to shards and to the coordinator.
         if let Some(shard) = connection.shard() {
             if let Some((proxy, mut out)) = self.proxy(shard) {
-                proxy.connected(&mut out);
+                proxy.connected(welcome.session, &mut out);
             }
             return;
         }
@@ -555,7 +557,6 @@ struct Lower {
     process: ProcessId,
     id: AggregatorId,
     shard: ShardId,
-    again: bool,
     levels: u32,
 }
 
@@ -618,14 +619,14 @@ mod tests {
                 seed: 0,
             },
         );
-        let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1 };
+        let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1, session: 0 };
         aggregator.handle_connected(Time::ZERO, NodeId::Shard(SHARD).into(), &welcome);
         aggregator
     }
 
     /// What becomes of the hello of worker 1: whether it may try again, where it is refused.
     fn greet(aggregator: &mut Aggregator, incarnation: u64) -> Result<(), bool> {
-        let from = Party::Through { rank: WorkerId(1), shard: SHARD, again: false };
+        let from = Party::Through { rank: WorkerId(1), shard: SHARD, pushed: None };
         let hello = Hello { job: "job".into(), from, incarnation };
         aggregator.accept(Time::ZERO, &hello).map(|_| ()).map_err(|refusal| refusal.retry)
     }
@@ -650,7 +651,7 @@ mod tests {
         let mut aggregator = aggregator();
         let mut greet = |id: u32, levels| {
             let (process, id) = (ProcessId(7), AggregatorId(id));
-            let from = Party::Below { process, id, shard: SHARD, again: false, levels };
+            let from = Party::Below { process, id, shard: SHARD, levels };
             let hello = Hello { job: "job".into(), from, incarnation: 7 };
             aggregator
                 .accept(Time::ZERO, &hello)

@@ -1182,7 +1182,7 @@ impl Role for Coordinator {
             }
             Party::Aggregator { process, id } => {
                 self.memory.touch();
-                self.aggregators.accept(now, process, id, is_planned)
+                self.aggregators.accept(now, process, id)
             }
             Party::Reader { id } => {
                 self.memory.touch();

@@ -156,6 +156,8 @@ pub const MAX_CLOCKS_UNACKNOWLEDGED: usize = 8;
 pub const MAX_HELD_PUSHES: usize = 16;
 /// Requests, beside one of each table, that an aggregator passes on for a worker at a time.
 pub const MAX_PASSED_REQUESTS: usize = 4096;
+/// Pushes of one table and worker of which a shard remembers that chunks are in sums, while they are not complete.
+pub const MAX_LOOSE_PUSHES: usize = 4 * MAX_HELD_PUSHES;
 /// Sums that a shard remembers to have refused from one aggregator.
 pub const MAX_REFUSED_SUMS: usize = 1024;
 /// How long an aggregator holds a complete push for those of its other workers, unless it is told otherwise.

@@ -82,6 +82,8 @@ struct CopyOf {
     id: ShardId,
     /// To the process that serves it.
     primary: Link,
+    /// That process, once the image is here.
+    writer: ProcessId,
     /// What has come of the image.
     image: Vec<u8>,
     /// The shard, once its image is here, and how many entries of the log it has.
@@ -147,6 +149,19 @@ impl Replica {
         }
     }
 
+    /// How far the shard that is here is in the log of its inputs, by the process that wrote the log.
+    pub fn position(&self) -> Option<(ProcessId, u64)> {
+        match &self.mode {
+            Mode::Serving(serving) if !serving.log.is_empty() => {
+                Some((self.config.process, serving.log.applied()))
+            }
+            Mode::Spare(Spare { copy: Some(CopyOf { writer, shard: Some((_, has)), .. }), .. }) => {
+                Some((*writer, *has))
+            }
+            _ => None,
+        }
+    }
+
     fn shifted(&self, now: Time) -> Time {
         Time(now.0.saturating_add_signed(self.shift))
     }
@@ -154,7 +169,7 @@ impl Replica {
     /// Something happens to the shard that is served here.
     fn happen(&mut self, now: Time, event: Event<'_>) {
         match &event {
-            Event::Accepted(hello) => {
+            Event::Accepted(hello, _) => {
                 if let Some(caller) = hello.caller() {
                     self.connections.insert(hello.connection(caller));
                 }
@@ -306,7 +321,8 @@ impl Replica {
                 }
                 let primary = Link::new(now, NodeId::Shard(id), from);
                 let (image, shard) = (Vec::new(), None);
-                let copy = CopyOf { id, primary, image, shard, time: Time::ZERO, told: None };
+                let copy =
+                    CopyOf { id, primary, writer: ProcessId(0), image, shard, time: Time::ZERO, told: None };
                 spare.copy = Some(copy);
                 self.handle_timeout(now);
             }
@@ -353,7 +369,7 @@ impl Replica {
                     let image = ShardImage::decode(&std::mem::take(&mut copy.image))?;
                     let config =
                         ShardConfig { server: Some(copy.id.server), core: copy.id.core, ..config.clone() };
-                    copy.time = Time(header.clock);
+                    (copy.time, copy.writer) = (Time(header.clock), ProcessId(header.landing));
                     let shard = Shard::from_image(copy.time, config, registry.clone(), image)?;
                     connections.clear();
                     copy.shard = Some((Box::new(shard), header.request));
@@ -369,7 +385,7 @@ impl Replica {
                 *has += 1;
                 copy.time = at;
                 match &event {
-                    Event::Accepted(hello) => {
+                    Event::Accepted(hello, _) => {
                         let name = hello.caller().map(|caller| hello.connection(caller));
                         connections.extend(name);
                     }
@@ -396,7 +412,7 @@ impl Replica {
             return refuse("this core does not serve that shard");
         }
         let to = ConnectionId::from(NodeId::Spare(number));
-        let welcome = Welcome { you: NodeId::Spare(number), incarnation: process.0 };
+        let welcome = Welcome { you: NodeId::Spare(number), incarnation: process.0, session: 0 };
         if let Some(has) = has.filter(|has| serving.log.can_resume(number, process, *has)) {
             for frame in serving.log.resume(now, number, has) {
                 self.outputs.push_back(Output::Send { to, frame, priority: None });
@@ -425,6 +441,7 @@ impl Replica {
                 flags,
                 clock: at.0,
                 request: next,
+                landing: self.config.process.0,
                 payload_bytes: bytes.len() as u32,
                 ..Header::new(Kind::Image)
             };
@@ -481,7 +498,7 @@ impl Role for Replica {
             return Err(Refusal { reason: "this core serves no shard yet".into(), retry: true });
         };
         let welcome = serving.shard.check_hello(hello)?;
-        self.happen(now, Event::Accepted(hello.clone()));
+        self.happen(now, Event::Accepted(hello.clone(), welcome.clone()));
         Ok(welcome)
     }
 

@@ -115,7 +115,7 @@ impl Shard {
             shard: self.id(),
             plan: self.plan.clone(),
             members: self.members.clone(),
-            aggregators: self.aggregators.clone(),
+            aggregators: self.aggregators.disconnected(),
             delivery: self.delivery.image(),
             bytes_pushed: self.tables.bytes_pushed(),
             stopped: self.stopped,
@@ -721,6 +721,7 @@ impl Shard {
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
     fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
+        self.aggregators.lose(id);
         self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
     }
 
@@ -754,9 +755,10 @@ impl Shard {
         if self.plan.is_none() {
             return refuse("this server has no plan yet".into(), true);
         }
+        let mut session = 0;
         match (you, hello.from) {
             (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
-                self.aggregators.check_hello(id, process, hello.incarnation)?;
+                session = self.aggregators.check_hello(id, process, hello.incarnation)?;
             }
             (NodeId::Worker(_), Party::Reader { id: Some(id) }) => {
                 self.readers.check(id, hello.incarnation)?
@@ -767,7 +769,28 @@ impl Shard {
             }
             _ => {}
         }
-        Ok(Welcome { you, incarnation: hello.incarnation })
+        Ok(Welcome { you, incarnation: hello.incarnation, session })
+    }
+
+    /// A peer that was welcome is connected. A change of the plan may have come between: one that is not welcome any more is refused by
+    /// its frames.
+    pub(crate) fn admit(&mut self, now: Time, hello: &Hello, welcome: &Welcome) {
+        match (welcome.you, hello.from) {
+            (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
+                self.aggregators.admit(id, process, welcome.session);
+            }
+            (NodeId::Worker(id), _) if id.is_reader() => {
+                self.readers.admit(id, hello.incarnation);
+                // A connection that this one takes the place of may have followed streams.
+                self.delivery.lose_follower(welcome.you);
+            }
+            (NodeId::Worker(worker), _) if self.members.connect(worker, hello.incarnation) => {
+                self.delivery.reach_directly(worker);
+                self.note_judge(worker, true);
+                self.tell_judge(now);
+            }
+            _ => {}
+        }
     }
 
     /// This process takes over from the one that served the shard before, by this plan.
@@ -800,7 +823,16 @@ impl Shard {
                 self.tell_judge(now);
                 self.handle_worker_frame(now, worker, &frame, payload);
             }
-            Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
+            Some(FromAggregator::Contributors { number }) => {
+                if self.take_turn(id, number) == Turn::Next {
+                    let workers = group::decode_ranks(payload).unwrap_or_else(|error| {
+                        self.log(format!("{id}: {error}"));
+                        Vec::new()
+                    });
+                    self.aggregators.set_contributors(id, workers);
+                }
+            }
+            Some(FromAggregator::Sum(sum)) => self.handle_sum(now, id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
             Some(FromAggregator::Forget(worker)) => {
                 self.lose_worker(now, worker);
@@ -821,7 +853,7 @@ impl Shard {
     }
 
     /// A sum of some workers' gradients of one chunk.
-    fn handle_sum(&mut self, id: AggregatorId, sum: &Sum, payload: &[u8]) {
+    fn handle_sum(&mut self, now: Time, id: AggregatorId, sum: &Sum, payload: &[u8]) {
         if self.take_turn(id, sum.subject.request) != Turn::Next {
             return;
         }
@@ -830,14 +862,28 @@ impl Shard {
             return;
         }
         let table = self.check_sum(&sum.subject);
-        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, payload));
+        let contributors = self.aggregators.contributors(id);
+        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, &contributors, payload));
         match taken {
-            Ok(()) => self.aggregators.note_taken(id, sum),
+            Ok(None) => self.aggregators.note_taken(id, sum),
+            Ok(Some(worker)) => self.end_session(now, id, worker, sum.clock),
             Err(fault) => {
                 self.delivery.count_refused();
                 self.aggregators.note_refused(id, (sum.subject.table, sum.clock), sum.attempt, fault);
             }
         }
+    }
+
+    /// A gradient of this worker is in a sum of an aggregator, and is here already: the aggregator begins anew, and its workers send what
+    /// was not acknowledged themselves.
+    fn end_session(&mut self, now: Time, id: AggregatorId, worker: WorkerId, clock: Clock) {
+        self.log(format!(
+            "{id} begins anew: clock {clock} of {worker} is in a sum of it, and came another way before"
+        ));
+        self.aggregators.end_session(id);
+        self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
+        self.lose_aggregator(now, id);
+        self.tell_judge(now);
     }
 
     /// Some workers' pushes are complete in the sums before: they count, and the pulls that come with them are asked.
@@ -946,23 +992,7 @@ impl Role for Shard {
 
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         let welcome = self.check_hello(hello)?;
-        match (welcome.you, hello.from) {
-            (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
-                self.aggregators.accept(id, process, hello.incarnation)?;
-            }
-            (NodeId::Worker(id), _) if id.is_reader() => {
-                self.readers.accept(id, hello.incarnation)?;
-                // A connection that this one takes the place of may have followed streams.
-                self.delivery.lose_follower(welcome.you);
-            }
-            (NodeId::Worker(worker), _) => {
-                self.members.connect(worker, hello.incarnation);
-                self.delivery.reach_directly(worker);
-                self.note_judge(worker, true);
-                self.tell_judge(now);
-            }
-            _ => {}
-        }
+        self.admit(now, hello, &welcome);
         Ok(welcome)
     }
 

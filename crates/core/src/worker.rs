@@ -846,7 +846,7 @@ impl Role for Worker {
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {
-        self.session.hello(connection)
+        self.session.hello(connection, self.traffic.current_clock())
     }
 
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {

@@ -10,7 +10,7 @@ use crate::player::{Player, Program};
 use crate::rules::Injected;
 use crate::scenario::{Hosts, SPARES_OF_A_SERVER, Scenario, ScenarioError};
 use crate::spectator::Spectator;
-use crate::world::{Ended, Newcomer, Observer, Violation, World};
+use crate::world::{Death, Ended, Newcomer, Observer, Violation, World};
 use paramill_core::address::{Addresses, LOCAL};
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
@@ -146,15 +146,38 @@ impl Cluster {
 
     /// A server dies at `at` with all its cores, and is started anew a while later.
     pub fn crash_server(&mut self, server: ServerId, at: Time, after: Option<Duration>) {
-        self.world.crash_process(server.0, at);
+        self.kill_server(server, at, at, after, |_| true);
+    }
+
+    /// The same as soon as every shard has a copy that can take over, if that is so in time.
+    pub fn crash_copied_server(&mut self, server: ServerId, at: Time, until: Time, after: Option<Duration>) {
+        self.kill_server(server, at, until, after, |world| match world.role(NodeId::Coordinator) {
+            Some(Actor::Coordinator(coordinator)) => {
+                let served = coordinator.status(world.now()).served;
+                !served.is_empty() && served.iter().all(|shard| shard.copy.is_some())
+            }
+            _ => false,
+        });
+    }
+
+    fn kill_server(
+        &mut self,
+        server: ServerId,
+        at: Time,
+        until: Time,
+        after: Option<Duration>,
+        may_die: impl Fn(&World<Actor>) -> bool + 'static,
+    ) {
         self.lives += 1;
         let life = self.lives;
-        for node in self.shard_ids().filter(|id| id.server == server).map(NodeId::Shard) {
+        let cores = self.shard_ids().filter(|id| id.server == server && after.is_some()).map(NodeId::Shard);
+        let restarts = cores.map(|node| -> (NodeId, Box<dyn FnOnce(Time) -> Actor>) {
             let builder = self.builder.clone();
-            if let Some(after) = after {
-                self.world.restart(node, at + after, move |now| builder.actor(now, node, life));
-            }
-        }
+            (node, Box::new(move |now| builder.actor(now, node, life)))
+        });
+        let restarts = restarts.collect();
+        let after = after.unwrap_or_default();
+        self.world.crash_process(server.0, at, Death { may_die: Box::new(may_die), until, after, restarts });
     }
 
     /// Data cores start others of their process when the coordinator says so.

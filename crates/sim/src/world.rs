@@ -18,7 +18,7 @@ mod payload;
 mod reader;
 mod travelling;
 
-pub use node::{Disk, Ended, Newcomer};
+pub use node::{Death, Disk, Ended, Newcomer};
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
 use crate::network::{HostId, Network, Parcel, Passage};
@@ -65,6 +65,7 @@ pub struct World<R> {
     holds: BTreeMap<(usize, usize), usize>,
     rebirths: Vec<Option<Rebirth<R>>>,
     starter: Option<Starter<R>>,
+    deaths: Vec<Option<Death<R>>>,
     log: VecDeque<String>,
     counts: Counts,
 }
@@ -76,10 +77,12 @@ const LOG_LINES: usize = 200;
 const EVENTS_PER_CHECK: usize = 64;
 /// How long a node's disk takes.
 const STORING: Duration = Duration::from_millis(2);
+/// How long it takes until a process that may not die yet is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// Events at one instant after which the world is declared stuck in a loop.
 const EVENTS_AT_ONE_TIME: u32 = 10_000_000;
 
-impl<R: Role> World<R> {
+impl<R: Role + 'static> World<R> {
     /// A world without nodes, whose frames travel over this network.
     pub fn new(network: Network, seed: u64) -> World<R> {
         World {
@@ -99,6 +102,7 @@ impl<R: Role> World<R> {
             holds: BTreeMap::new(),
             rebirths: Vec::new(),
             starter: None,
+            deaths: Vec::new(),
             log: VecDeque::new(),
             counts: Counts::default(),
         }
@@ -238,9 +242,31 @@ impl<R: Role> World<R> {
         }
     }
 
-    /// All nodes of a process are gone from `at` on.
-    pub fn crash_process(&mut self, process: u32, at: Time) {
-        self.queue.push(at.max(self.now), Event::CrashProcess { process });
+    /// All nodes of a process are gone from `at` on, or from when `may_die` holds, which is asked again and again for a while.
+    pub fn crash_process(&mut self, process: u32, at: Time, death: Death<R>) {
+        self.deaths.push(Some(death));
+        let death = self.deaths.len() - 1;
+        self.queue.push(at.max(self.now), Event::CrashProcess { process, death });
+    }
+
+    /// A process dies, if it may, and its nodes are started anew later.
+    fn kill<O: Observer<R>>(&mut self, process: u32, number: usize, observer: &mut O) -> Result<(), String> {
+        let Some(death) = self.deaths[number].take() else { return Ok(()) };
+        if !(death.may_die)(self) {
+            if self.now < death.until {
+                self.deaths[number] = Some(death);
+                let event = Event::CrashProcess { process, death: number };
+                self.queue.push(self.now + ASK_AGAIN, event);
+            }
+            return Ok(());
+        }
+        let is_meant = |node: &Node<R>| node.process == Some(process) && node.ended.is_none();
+        let meant: Vec<usize> = (0..self.nodes.len()).filter(|&at| is_meant(&self.nodes[at])).collect();
+        meant.into_iter().try_for_each(|node| self.end(node, Ended::Crashed, observer))?;
+        for (node, build) in death.restarts {
+            self.restart(node, self.now + death.after, build);
+        }
+        Ok(())
     }
 
     /// `build` makes the nodes that others start.
@@ -405,10 +431,8 @@ impl<R: Role> World<R> {
         let Some((at, event)) = self.queue.pop() else { return Ok(()) };
         self.now = self.now.max(at);
         self.counts.events += 1;
-        if let Event::CrashProcess { process } = event {
-            let is_meant = |node: &Node<R>| node.process == Some(process) && node.ended.is_none();
-            let meant: Vec<usize> = (0..self.nodes.len()).filter(|&at| is_meant(&self.nodes[at])).collect();
-            return meant.into_iter().try_for_each(|node| self.end(node, Ended::Crashed, observer));
+        if let Event::CrashProcess { process, death } = event {
+            return self.kill(process, death, observer);
         }
         let index = self.concerned(&event);
         let node = &mut self.nodes[index];

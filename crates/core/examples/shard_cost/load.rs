@@ -77,7 +77,7 @@ impl Load {
             digest_every: 0,
         };
         let mut shard = Shard::new(Time::ZERO, config, Arc::new(Registry::builtin()));
-        let welcome = Welcome { you: NodeId::Shard(id), incarnation: 1 };
+        let welcome = Welcome { you: NodeId::Shard(id), incarnation: 1, session: 0 };
         shard.handle_connected(Time::ZERO, NodeId::Coordinator.into(), &welcome);
         let part = Part { server: id.server, start: 0, len: work.elements as u64 };
         let tables = 0..work.tables;

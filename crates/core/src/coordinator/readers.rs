@@ -72,7 +72,7 @@ impl Readers {
         let reader = Reader { last_heard: now, informed: false, report: WorkerReport::default() };
         self.connected.insert(id, reader);
         let incarnation = self.incarnation(id).unwrap_or(0);
-        Ok(Welcome { you: NodeId::Worker(id), incarnation })
+        Ok(Welcome { you: NodeId::Worker(id), incarnation, session: 0 })
     }
 
     /// A reader says something. Whether it was told the plan on this connection; `None` for one that is not here.
@@ -175,7 +175,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(10);
 
     fn join(readers: &mut Readers) -> (WorkerId, u64) {
-        let Welcome { you, incarnation } = readers.accept(START, 0, None).unwrap();
+        let Welcome { you, incarnation, .. } = readers.accept(START, 0, None).unwrap();
         let NodeId::Worker(id) = you else { panic!("{you:?}") };
         (id, incarnation)
     }
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(second, WorkerId::reader(1));
         assert_ne!(incarnation, other);
         let back = readers.accept(START, incarnation, Some(first)).unwrap();
-        assert_eq!(back, Welcome { you: NodeId::Worker(first), incarnation });
+        assert_eq!(back, Welcome { you: NodeId::Worker(first), incarnation, session: 0 });
         assert_eq!(readers.heard(START, first), Some(false), "it may have missed changes");
         assert_eq!(readers.ids().collect::<Vec<_>>(), [first, second]);
         for (wanted, number) in [(first, other), (WorkerId::reader(2), incarnation), (WorkerId(0), 0)] {

@@ -107,7 +107,7 @@ impl Replication {
         });
         // What it kept is not known: it may be another life of the core. It is told again.
         (spare.lost_since, spare.keeps) = (None, None);
-        Welcome { you: NodeId::Spare(number), incarnation: process.0 }
+        Welcome { you: NodeId::Spare(number), incarnation: process.0, session: 0 }
     }
 
     /// The number of a server process: the one that it wants, if that is nobody's, or another.

@@ -152,7 +152,7 @@ impl Servers {
         shard.lost_since = None;
         shard.last_heard = now;
         shard.informed = false;
-        Ok(Place::Serves(Welcome { you: NodeId::Shard(id), incarnation: process.0 }))
+        Ok(Place::Serves(Welcome { you: NodeId::Shard(id), incarnation: process.0, session: 0 }))
     }
 
     /// How the process that serves a shard stands.

@@ -241,7 +241,7 @@ impl Workers {
         rank.last_heard = now;
         rank.informed = false;
         rank.contested_since = None;
-        let welcome = Welcome { you: NodeId::Worker(id), incarnation: rank.incarnation };
+        let welcome = Welcome { you: NodeId::Worker(id), incarnation: rank.incarnation, session: 0 };
         self.expect(id, is_planned);
         while self.ranks.values().any(|rank| rank.incarnation == self.next_incarnation) {
             self.next_incarnation = self.incarnations.draw();
@@ -546,7 +546,7 @@ mod tests {
 
     /// A process without a rank says hello; the rank and the incarnation that it gets.
     fn join(workers: &mut Workers, now: Time, is_planned: bool) -> (WorkerId, u64) {
-        let Welcome { you, incarnation } = workers.accept(now, 0, None, is_planned).unwrap().welcome;
+        let Welcome { you, incarnation, .. } = workers.accept(now, 0, None, is_planned).unwrap().welcome;
         let NodeId::Worker(id) = you else { panic!("{you:?}") };
         (id, incarnation)
     }

@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 pub(super) enum Event<'a> {
     /// A frame arrived.
     Frame(ConnectionId, Header, &'a [u8]),
-    /// A peer that said hello was accepted.
-    Accepted(Hello),
+    /// A peer that said hello was accepted, and told so.
+    Accepted(Hello, Welcome),
     /// A connection that the shard asked for stands.
     Connected(ConnectionId, Welcome),
     /// A connection ended, or could not be made.
@@ -53,9 +53,9 @@ impl Event<'_> {
                 bytes[HEADER_AT..ENTRY_PREFIX_BYTES].copy_from_slice(&header.encode());
                 bytes.extend_from_slice(payload);
             }
-            Event::Accepted(hello) => {
+            Event::Accepted(hello, welcome) => {
                 bytes[KIND_AT] = ACCEPTED;
-                put(&mut bytes, hello);
+                put(&mut bytes, &(hello, welcome));
             }
             Event::Connected(connection, welcome) => {
                 bytes[KIND_AT] = CONNECTED;
@@ -93,7 +93,10 @@ impl Event<'_> {
                 }
                 Event::Frame(connection()?, header, rest)
             }
-            ACCEPTED => Event::Accepted(read(rest)?),
+            ACCEPTED => {
+                let (hello, welcome) = read(rest)?;
+                Event::Accepted(hello, welcome)
+            }
             CONNECTED => Event::Connected(connection()?, read(rest)?),
             DISCONNECTED => Event::Disconnected(connection()?, read(rest)?),
             TIMEOUT => Event::Timeout,
@@ -108,8 +111,7 @@ impl Event<'_> {
             Event::Frame(connection, header, payload) => {
                 shard.handle_frame(now, connection, &header, payload);
             }
-            // It was checked when the peer said hello; a change of the plan may have come between.
-            Event::Accepted(hello) => drop(shard.accept(now, &hello)),
+            Event::Accepted(hello, welcome) => shard.admit(now, &hello, &welcome),
             Event::Connected(connection, welcome) => shard.handle_connected(now, connection, &welcome),
             Event::Disconnected(connection, why) => shard.handle_disconnected(now, connection, &why),
             Event::Timeout => shard.handle_timeout(now),
@@ -146,13 +148,11 @@ mod tests {
         let hello =
             Hello { job: "job".into(), from: Party::Worker { rank: Some(WorkerId(2)) }, incarnation: 9 };
         let refused = Lost::Refused(Refusal { reason: "no".into(), retry: false });
+        let welcome = || Welcome { you: NodeId::Shard(shard), incarnation: 4, session: 5 };
         let events = [
             Event::Frame(worker, header, &[1, 2, 3]),
-            Event::Accepted(hello),
-            Event::Connected(
-                NodeId::Coordinator.into(),
-                Welcome { you: NodeId::Shard(shard), incarnation: 4 },
-            ),
+            Event::Accepted(hello, welcome()),
+            Event::Connected(NodeId::Coordinator.into(), welcome()),
             Event::Disconnected(ConnectionId::LowerFor(crate::types::AggregatorId(u32::MAX), shard), refused),
             Event::Timeout,
         ];

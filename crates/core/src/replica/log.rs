@@ -52,6 +52,11 @@ impl Log {
         self.first + self.entries.len() as u64
     }
 
+    /// So many entries were applied here.
+    pub(super) fn applied(&self) -> u64 {
+        self.applied
+    }
+
     /// Whether everything that was logged is applied.
     pub(super) fn is_applied(&self) -> bool {
         self.applied == self.next()

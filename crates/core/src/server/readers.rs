@@ -18,10 +18,8 @@ impl Readers {
     }
 
     /// A reader says hello.
-    pub(super) fn accept(&mut self, id: WorkerId, incarnation: u64) -> Result<(), Refusal> {
-        self.check(id, incarnation)?;
+    pub(super) fn admit(&mut self, id: WorkerId, incarnation: u64) {
         self.incarnations.insert(id, incarnation);
-        Ok(())
     }
 
     /// Whether a reader that says hello is welcome.

@@ -35,11 +35,13 @@ pub enum Kind {
     Forget = 12,
     /// A chunk of a version that is broadcast.
     Update = 13,
+    /// From an aggregator: whose gradients are in the sums that follow. Payload: ranks ([`super::group`]).
+    Contributors = 14,
     /// A piece of a shard's image, for a copy.
-    Image = 14,
+    Image = 15,
     /// To a copy: an input of the shard ([`crate::replica`]), numbered by `request`. Back, without payload: all up to this one are
     /// there.
-    Entry = 15,
+    Entry = 16,
 }
 
 /// Element type of a payload.
@@ -315,8 +317,9 @@ impl Kind {
             11 => Kind::Group,
             12 => Kind::Forget,
             13 => Kind::Update,
-            14 => Kind::Image,
-            15 => Kind::Entry,
+            14 => Kind::Contributors,
+            15 => Kind::Image,
+            16 => Kind::Entry,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         })
     }
@@ -329,6 +332,7 @@ impl Kind {
             Kind::PushAck => super::ack::MAX_BYTES,
             Kind::Share | Kind::Forget => 0,
             Kind::Group => super::group::MAX_BYTES,
+            Kind::Contributors => super::group::MAX_RANK_BYTES,
             Kind::Init | Kind::Push | Kind::Pull | Kind::Params | Kind::Update | Kind::Image => {
                 limits::MAX_DATA_BYTES
             }
@@ -344,7 +348,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=15, 0u8..3, any::<u8>(), any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
+        (1u8..=16, 0u8..3, any::<u8>(), any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
                 let mut header = Header {
@@ -403,7 +407,7 @@ mod tests {
             ..Header::new(Kind::Push)
         };
         let dump = "\
-00000000  50 4d 49 4c 0b 06 00 05  00 80 00 00 01 00 00 00
+00000000  50 4d 49 4c 0c 06 00 05  00 80 00 00 01 00 00 00
 00000010  03 00 00 00 11 00 00 00  02 00 00 00 00 00 00 00
 00000020  29 00 00 00 00 00 00 00  01 00 00 00 00 00 00 00
 00000030  d2 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00

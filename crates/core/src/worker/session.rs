@@ -375,7 +375,7 @@ impl Session {
             return refuse(format!("this worker passes streams on to {} others", self.followers.len()), true);
         }
         self.followers.insert(rank, hello.incarnation);
-        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
+        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation, session: 0 })
     }
 
     /// Says something, if the connection stands.
@@ -397,11 +397,12 @@ impl Session {
         }
     }
 
-    pub(super) fn hello(&self, connection: ConnectionId) -> Hello {
+    /// What is said first on a connection, at this iteration.
+    pub(super) fn hello(&self, connection: ConnectionId, clock: Clock) -> Hello {
         let from = match (connection, self.id) {
             (ConnectionId::AggregatorFor(shard), Some(rank)) => {
-                let again = self.link(shard).is_some_and(Link::was_up);
-                Party::Through { rank, shard, again }
+                let was_up = self.link(shard).is_some_and(Link::was_up);
+                Party::Through { rank, shard, pushed: was_up.then_some(clock) }
             }
             (_, id) if self.config.access == Access::ReadOnly => Party::Reader { id },
             (_, rank) => Party::Worker { rank },
@@ -591,7 +592,7 @@ mod tests {
         let outputs: Vec<Output> = std::iter::from_fn(|| session.poll_any_output()).collect();
         let attempt = |output| match output {
             Output::Connect { connection, address } => {
-                connection.shard().map(|_| (connection, address, session.hello(connection).from))
+                connection.shard().map(|_| (connection, address, session.hello(connection, 7).from))
             }
             other => panic!("nothing else is wanted yet: {other:?}"),
         };
@@ -615,7 +616,7 @@ mod tests {
         let expected = |again: [bool; 2]| {
             [0, 1].map(|core| {
                 let shard = shard(core as u32);
-                let party = Party::Through { rank, shard, again: again[core] };
+                let party = Party::Through { rank, shard, pushed: again[core].then_some(7) };
                 (ConnectionId::AggregatorFor(shard), "aggregator".to_owned(), party)
             })
         };

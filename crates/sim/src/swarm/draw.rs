@@ -34,6 +34,8 @@ pub struct Drawn {
     pub restarts: Vec<(NodeId, Time, Duration)>,
     /// Shards in whose place another process goes on, and when.
     pub handovers: Vec<(ShardId, Time)>,
+    /// Servers that die once every shard has a copy, from when on, and how long they stay away.
+    pub deaths: Vec<(ServerId, Time, Duration)>,
     /// When further workers are started.
     pub joins: Vec<Time>,
     /// Nodes that are cut off, and when.
@@ -72,7 +74,7 @@ impl Drawn {
         // Faults are for the time that the job takes, more or less.
         let expected_s = scenario.iterations as f64 * scenario.compute.step_ms * 2e-3;
         let heal_at = Time::from_secs_f64(0.1 + expected_s * dice.between(0.2, 2.0));
-        let Faults { words, mut mortal, reborn } = faults(&mut dice, &scenario, heal_at);
+        let Faults { words, mortal, reborn } = faults(&mut dice, &scenario, heal_at);
         scenario.faults = words;
         let mut partitions = partitions(&mut dice, &scenario, heal_at);
         let mut closures = closures(&mut dice, &scenario, heal_at);
@@ -89,14 +91,7 @@ impl Drawn {
             &mut closures,
             &mut restarts,
         );
-        // What an aggregator held is lost with it: its workers are told to give up.
-        let is_restarted = |id| {
-            let mut cores = scenario.rack_of(id).into_iter().chain([id]).flat_map(|id| scenario.cores_of(id));
-            cores.any(|core| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(core)))
-        };
         let joins = joins(&mut Dice::new(Prng::fork(seed, 0x6a6f_696e)), heal_at);
-        let behind = (0..scenario.workers + joins.len() as u32).map(WorkerId);
-        mortal.extend(behind.filter(|worker| scenario.aggregator_of(*worker).is_some_and(is_restarted)));
         slow_connections(&mut Dice::new(Prng::fork(seed, 0x736c_6f77)), &mut scenario);
         windows(&mut Dice::new(Prng::fork(seed, 0x7769_6e64)), &mut scenario);
         tiers(&mut Dice::new(Prng::fork(seed, 0x7469_6572)), &mut scenario, heal_at);
@@ -140,12 +135,21 @@ impl Drawn {
         let deadline = heal_at + Duration::from_secs_f64(budget);
         let components = components::used(registry, &scenario);
         let handovers = handovers(&mut Dice::new(Prng::fork(seed, 0x696d_6167)), &scenario, heal_at);
+        let mut handovers = handovers;
+        let deaths = deaths(&mut Dice::new(Prng::fork(seed, 0x6465_6164)), &mut scenario, heal_at);
+        if !deaths.is_empty() {
+            // Another fault at the same time may be one too many.
+            handovers.clear();
+            partitions.clear();
+            closures.clear();
+        }
         Ok(Drawn {
             scenario,
             play,
             components,
             restarts,
             handovers,
+            deaths,
             joins,
             partitions,
             closures,
@@ -164,6 +168,9 @@ impl Drawn {
         }
         for (shard, at) in &self.handovers {
             cluster.replace_by_image(*shard, *at);
+        }
+        for (server, at, after) in &self.deaths {
+            cluster.crash_copied_server(*server, *at, self.heal_at, Some(*after));
         }
         for at in &self.joins {
             cluster.join_later(*at);
@@ -274,6 +281,13 @@ impl fmt::Display for Drawn {
         }
         for (shard, at) in &self.handovers {
             write!(f, "; another process goes on in the place of {shard} at {:.2} s", at.as_secs_f64())?;
+        }
+        if self.scenario.replicas > 0 {
+            write!(f, "; every shard has a copy")?;
+        }
+        for (server, at, after) in &self.deaths {
+            let (at, after) = (at.as_secs_f64(), after.as_secs_f64());
+            write!(f, "; {server} dies after {at:.2} s and is started anew {after:.3} s later")?;
         }
         for at in &self.joins {
             write!(f, "; another worker comes at {:.2} s", at.as_secs_f64())?;
@@ -519,7 +533,7 @@ fn readers(dice: &mut Dice, scenario: &mut Scenario) {
 fn restarts(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Duration)> {
     let mut restarts = Vec::new();
     for id in 0..scenario.aggregators {
-        if dice.chance(0.15) {
+        if dice.chance(0.4) {
             restarts.push(restart(dice, NodeId::Aggregator(AggregatorId(id)), heal_at));
         }
     }
@@ -540,6 +554,21 @@ fn handovers(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(ShardI
         (ShardId { server, core }, Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64())))
     };
     (0..count).map(handover).collect()
+}
+
+/// Sometimes every shard has a copy, and servers die one after the other.
+fn deaths(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) -> Vec<(ServerId, Time, Duration)> {
+    if scenario.servers < 2 || !dice.chance(0.3) {
+        return Vec::new();
+    }
+    scenario.replicas = 1;
+    let count = dice.whole(1, 4);
+    let death = |_| {
+        let server = ServerId(dice.whole(0, u64::from(scenario.servers) - 1) as u32);
+        let at = Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64()));
+        (server, at, Duration::from_secs_f64(dice.magnitude(1e-3, 2.0)))
+    };
+    (0..count).map(death).collect()
 }
 
 /// When further workers are started, as a job that runs takes them in.
@@ -695,7 +724,7 @@ fn rack_aggregators(
             *node = cores[dice.below(cores.len())];
         }
     }
-    if dice.chance(0.1) {
+    if dice.chance(0.5) {
         let node = cores[dice.below(cores.len())];
         restarts.push(restart(dice, node, heal_at));
     }

@@ -31,7 +31,7 @@ pub(super) enum Event {
     /// A fault.
     Crash { node: usize },
     /// A fault of all nodes of a process.
-    CrashProcess { process: u32 },
+    CrashProcess { process: u32, death: usize },
     /// What a node asked for is on its disk.
     Stored { node: usize, life: u32, state: Vec<u8> },
     /// The node is started anew.

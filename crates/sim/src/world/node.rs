@@ -1,5 +1,6 @@
 //! A node: a role, its connections, and how it lives.
 
+use super::World;
 use super::event::Event;
 use super::reader::Reader;
 use crate::network::HostId;
@@ -93,6 +94,24 @@ type Build<R> = dyn FnOnce(Time, &R) -> R;
 impl<R> fmt::Debug for Rebirth<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Rebirth")
+    }
+}
+
+/// How a process dies.
+pub struct Death<R> {
+    /// Whether it may.
+    pub may_die: Box<dyn Fn(&World<R>) -> bool>,
+    /// It does not die later than that.
+    pub until: Time,
+    /// How long after its death its nodes are started anew.
+    pub after: Duration,
+    /// These nodes, and what makes their roles.
+    pub restarts: Vec<(NodeId, Box<dyn FnOnce(Time) -> R>)>,
+}
+
+impl<R> fmt::Debug for Death<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Death")
     }
 }
 

@@ -350,7 +350,7 @@ fn a_shard_serves_no_plan_that_gives_it_to_another_process() {
         };
         let plan = message(&Control::Plan(Box::new(plan)));
         let now = bench.now();
-        let outputs = say(bench.shard_mut(0), now, NodeId::Coordinator, &plan);
+        let outputs = say(bench.replica_mut(0), now, NodeId::Coordinator, &plan);
         outputs.into_iter().find_map(|output| match output {
             Output::Stop { error } => error,
             _ => None,

@@ -455,10 +455,10 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
         }),
         1 => Just(Party::Command),
         2 => (number(), rank()).prop_map(|(process, id)| Party::Aggregator { process: ProcessId(process), id: id.map(AggregatorId) }),
-        1 => (small(), small(), small(), any::<bool>()).prop_map(|(rank, server, core, again)| Party::Through {
+        1 => (small(), small(), small(), rank()).prop_map(|(rank, server, core, pushed)| Party::Through {
             rank: WorkerId(rank),
             shard: ShardId { server: ServerId(server), core },
-            again
+            pushed: pushed.map(u64::from)
         }),
     ];
     let job = prop_oneof![9 => Just("test".to_owned()), 1 => name()];

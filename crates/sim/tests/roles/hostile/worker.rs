@@ -60,7 +60,7 @@ proptest! {
                 Act::Reset(server) => {
                     let peer = NodeId::Shard(shard_id(server));
                     worker.handle_disconnected(now, peer.into(), &Lost::Broken("reset".into()));
-                    let welcome = paramill_core::wire::Welcome { you: NodeId::Worker(WorkerId(0)), incarnation: 1 };
+                    let welcome = paramill_core::wire::Welcome { you: NodeId::Worker(WorkerId(0)), incarnation: 1, session: 0 };
                     worker.handle_connected(now, peer.into(), &welcome);
                 }
                 // What the application asks for may be refused; it must not be surprised either.
