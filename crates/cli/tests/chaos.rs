@@ -34,7 +34,8 @@ fn no_push_is_lost_when_workers_and_the_coordinator_are_killed() {
 
 #[test]
 fn no_push_is_lost_when_aggregators_are_killed() {
-    let output = chaos("tags --minutes 0.2 --every 2s --kill aggregators --aggregators 1 --replicas 0 --seed 4");
+    let output =
+        chaos("tags --minutes 0.2 --every 2s --kill aggregators --aggregators 1 --replicas 0 --seed 4");
     let report = report(&output);
     assert_eq!((report["lost"].as_u64(), report["twice"].as_u64()), (Some(0), Some(0)), "{report}");
     assert!(kills(&report, "aggregators") >= 2, "{report}");
@@ -44,8 +45,7 @@ fn no_push_is_lost_when_aggregators_are_killed() {
 fn training_with_kills_ends_near_the_same_job_without() {
     let output = chaos("lr --minutes 0.15 --every 2s --kill workers --aggregators 0 --replicas 0 --epochs 2");
     let report = report(&output);
-    let [metric, undisturbed] =
-        ["metric", "undisturbed_metric"].map(|name| report[name].as_f64().unwrap());
+    let [metric, undisturbed] = ["metric", "undisturbed_metric"].map(|name| report[name].as_f64().unwrap());
     assert!((metric - undisturbed).abs() < 0.02 && kills(&report, "workers") >= 2, "{report}");
     assert_eq!(report["lost"], Value::Null, "a workload that trains does not count: {report}");
 }

@@ -9,10 +9,11 @@ mod workspace;
 pub(crate) use schedule::Kind;
 
 use crate::args::{ChaosArgs, ChaosProcessArgs};
+use crate::duration::Span;
 use crate::failure::{Failure, OrUsage};
+use crate::interrupt;
 use crate::output::Output;
 use crate::plan::JobPlan;
-use crate::duration::Span;
 use anyhow::{Context, Result, ensure};
 use members::Setup;
 use paramill_core::policy::{Axis, Policies};
@@ -56,6 +57,8 @@ pub(crate) fn run(args: &mut ChaosArgs, registry: &Registry, output: &Output) ->
     let is_tags = args.job.workload.as_deref().is_none_or(|name| name == TAGS);
     let plan = resolve(args, is_tags, registry, output).or_usage()?;
     let victims = victims(args, &plan).or_usage()?;
+    // The folder that processes share is removed then.
+    interrupt::end_in_good_order();
     let length = Duration::from_secs_f64(args.minutes * 60.0);
     let kills = schedule::draw(plan.seed, &victims, args.every.0, length);
     let mut report = Report {

@@ -59,8 +59,12 @@ struct Member {
 enum State {
     Runs,
     /// It was killed, and its end was not seen yet.
-    Killed { until: Instant },
-    Away { until: Instant },
+    Killed {
+        until: Instant,
+    },
+    Away {
+        until: Instant,
+    },
     /// It ended in good order.
     Ended,
 }
@@ -75,7 +79,11 @@ pub(super) enum News {
 
 impl<'a> Members<'a> {
     /// Starts everything, servers before those who need them.
-    pub(super) fn start(setup: Setup<'a>, workspace: &'a Workspace, output: &'a Output) -> Result<Members<'a>> {
+    pub(super) fn start(
+        setup: Setup<'a>,
+        workspace: &'a Workspace,
+        output: &'a Output,
+    ) -> Result<Members<'a>> {
         let cluster = &setup.plan.cluster;
         let mut ports = workspace.ports();
         let coordinator = ports.next()?;
@@ -120,7 +128,8 @@ impl<'a> Members<'a> {
 
     fn command(&self, kind: Kind, number: u32) -> Result<(Command, String)> {
         let JobPlan { cluster, seed, .. } = self.setup.plan;
-        let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+        let mut command =
+            Command::new(std::env::current_exe().context("cannot find this program's own file")?);
         let (url, index, seed) = (self.url(), number.to_string(), seed.to_string());
         let transport = cluster.transport.to_string();
         let mut input = String::new();
@@ -201,7 +210,9 @@ impl<'a> Members<'a> {
             }
             Some(Event::Exited { child, status }) => (child, status),
         };
-        let Some(member) = self.members.iter_mut().find(|member| member.child == child) else { return Ok(None) };
+        let Some(member) = self.members.iter_mut().find(|member| member.child == child) else {
+            return Ok(None);
+        };
         match member.state {
             State::Killed { until } => member.state = State::Away { until },
             _ if status.success() => member.state = State::Ended,
@@ -269,7 +280,8 @@ impl<'a> Members<'a> {
         if self.last_lines.len() == LAST_LINES {
             self.last_lines.pop_front();
         }
-        let line = format!("  {} (process {}): {line}", self.processes.name(child), self.processes.pid(child));
+        let line =
+            format!("  {} (process {}): {line}", self.processes.name(child), self.processes.pid(child));
         self.last_lines.push_back(line);
     }
 }

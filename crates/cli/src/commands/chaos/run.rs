@@ -4,7 +4,8 @@ use super::members::{Members, News, Setup};
 use super::schedule::{Kill, Kind};
 use super::tags::{self, Applied, Pushes};
 use super::workspace::Workspace;
-use crate::failure::Failure;
+use crate::failure::{Failure, INTERRUPTED};
+use crate::interrupt;
 use crate::output::Output;
 use crate::training::{JobEnd, Message};
 use anyhow::{Context, Result, anyhow};
@@ -66,7 +67,7 @@ pub(super) fn run(
         is_stopped: false,
     };
     let outcome = run.follow(length, output);
-    if outcome.is_err() {
+    if outcome.is_err() && !interrupt::is_asked_to_end() {
         run.members.show_last_lines();
     }
     outcome.map(|()| run.ended)
@@ -100,6 +101,10 @@ impl Run<'_> {
     fn follow(&mut self, length: Duration, output: &Output) -> Result<(), Failure> {
         let mut told = Instant::now();
         while !self.members.all_ended(None) {
+            if interrupt::is_asked_to_end() {
+                let what = "interrupted; all processes of the job are ended".into();
+                return Err(Failure::Found { code: INTERRUPTED, what });
+            }
             match self.members.tend(TICK)? {
                 Some(News::Said { line }) => self.hear(&line),
                 Some(News::Failed { who, status }) => {
@@ -122,7 +127,8 @@ impl Run<'_> {
                 true => self.kills.clear(),
             }
             if is_over && self.setup.is_tags && !self.is_stopped && self.members.all_run(None) {
-                std::fs::write(tags::stop(self.workspace.folder()), "").context("cannot tell workers to end")?;
+                std::fs::write(tags::stop(self.workspace.folder()), "")
+                    .context("cannot tell workers to end")?;
                 self.is_stopped = true;
             }
             if told.elapsed() > Duration::from_secs(10) {
@@ -174,7 +180,9 @@ impl Run<'_> {
 
     /// Whether a worker that trains has made its last step, so that nobody is to be killed any more.
     fn is_last_step(&self) -> bool {
-        !self.setup.is_tags && self.ended.steps > 0 && self.clocks.values().any(|clock| *clock >= self.ended.steps)
+        !self.setup.is_tags
+            && self.ended.steps > 0
+            && self.clocks.values().any(|clock| *clock >= self.ended.steps)
     }
 
     /// Carries out kills that are due. One that cannot be yet holds up those of its own kind only.
@@ -214,7 +222,8 @@ impl Run<'_> {
     }
 
     fn hung(&self) -> Failure {
-        let phase = self.members.status().map_or("its coordinator does not answer".into(), |status| status.phase);
+        let phase =
+            self.members.status().map_or("its coordinator does not answer".into(), |status| status.phase);
         let what = format!(
             "error: no step for {} s: {phase}; these have not ended: {}",
             HANG.as_secs(),
@@ -225,5 +234,6 @@ impl Run<'_> {
 }
 
 fn is_replicated(status: &Status) -> bool {
-    !status.served.is_empty() && status.served.iter().all(|served| served.copy.is_some() && served.server.is_some())
+    !status.served.is_empty()
+        && status.served.iter().all(|served| served.copy.is_some() && served.server.is_some())
 }

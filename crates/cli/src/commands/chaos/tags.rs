@@ -120,7 +120,11 @@ pub(crate) fn run_process(folder: &Path) -> Result<()> {
 /// rounds that they have a part in.
 fn is_last_to_be(job: &Job, rank: WorkerId) -> Result<bool> {
     Ok(rank != WorkerId(0)
-        || job.status()?.workers.iter().all(|worker| worker.worker == rank || worker.state == MemberState::Left))
+        || job
+            .status()?
+            .workers
+            .iter()
+            .all(|worker| worker.worker == rank || worker.state == MemberState::Left))
 }
 
 /// In one write, which the system keeps when this process is killed.
