@@ -499,6 +499,7 @@ impl Role for Replica {
         };
         let welcome = serving.shard.check_hello(hello)?;
         self.happen(now, Event::Accepted(hello.clone(), welcome.clone()));
+        self.connections.insert(hello.connection(welcome.you));
         Ok(welcome)
     }
 
@@ -561,6 +562,7 @@ impl Role for Replica {
     }
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        let is_known = self.connections.contains(&connection);
         match (&mut self.mode, connection) {
             (Mode::Serving(serving), ConnectionId::Node(NodeId::Spare(number))) => {
                 if header.kind == Kind::Entry {
@@ -568,6 +570,8 @@ impl Role for Replica {
                     self.advance(now);
                 }
             }
+            // It was read before the driver heard that the connection ends. Its sender comes back.
+            (Mode::Serving(_), _) if !is_known => {}
             (Mode::Serving(_), ConnectionId::Node(NodeId::Coordinator)) => {
                 // A message that cannot be read is the shard's to complain of.
                 let message = control::decode("control message", payload);

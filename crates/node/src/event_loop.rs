@@ -414,7 +414,7 @@ impl<C: RoleCell> EventLoop<C> {
                 Some(name)
             }
             State::Connecting { name, .. } | State::AwaitWelcome { name, .. } => Some(name),
-            State::AwaitHello { .. } | State::Refused => None,
+            State::AwaitHello { .. } | State::Refused | State::Leaving => None,
         };
         if let Some(name) = name {
             let now = clock::now();
