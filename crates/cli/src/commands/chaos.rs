@@ -127,7 +127,9 @@ fn resolve(args: &mut ChaosArgs, is_tags: bool, registry: &Registry, output: &Ou
             let said = job.policy.0.get(axis);
             ensure!(said.is_none(), "--{axis}: `tags` counts with {axis} = {text}");
         }
-        job.policy.0 = std::mem::take(&mut job.policy.0).over(Policies::of(counts));
+        // One table, of which each server is to have a part.
+        let spread = Policies::of([(Axis::Placement, "uniform")]);
+        job.policy.0 = std::mem::take(&mut job.policy.0).over(Policies::of(counts)).over(spread);
     }
     JobPlan::resolve(job, registry, output)
 }
