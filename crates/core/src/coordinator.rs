@@ -14,9 +14,13 @@ mod epochs;
 mod idlers;
 mod memory;
 mod phase;
+mod querying;
 mod readers;
+mod reading;
 mod recovery;
+mod relaying;
 mod replication;
+mod returning;
 mod routes;
 mod scheduler;
 mod servers;
@@ -50,7 +54,7 @@ use barriers::{Arrival, Barriers};
 use commands::Commands;
 use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
-use memory::{Identity, Memory, State};
+use memory::Memory;
 use phase::{Phase, Stage};
 use readers::Readers;
 use recovery::Recovery;
@@ -156,59 +160,7 @@ impl Coordinator {
         grace: Duration,
         state: &[u8],
     ) -> Result<Coordinator, RestoreError> {
-        let state = State::decode(state, &config)?;
-        let mut own = Coordinator::new(config, registry, state.secret).remembering(grace);
-        own.recovery = Recovery::begin(now);
-        own.workers.restore(now, &state.ranks, state.drawn, state.run.is_some());
-        own.readers.restore(state.readers);
-        own.declarations = Declarations::restore(state.tables);
-        own.barriers = Barriers::restore(state.barriers);
-        own.aggregators.restore(now, &state.aggregators);
-        if let Some(run) = state.run {
-            own.servers.restore(now, &run.settled.shards);
-            own.stage = if run.is_running { Stage::Running } else { Stage::Starting };
-            let epochs = Epochs::restore(now, run, state.aggregators.iter().map(|known| known.id));
-            let sync = epochs.newest().policy_of(TableId(0), ServerId(0)).sync(&own.registry);
-            if sync.is_ok_and(|sync| !sync.overlap) {
-                own.recovery.ask_for_clocks();
-            }
-            own.epochs = Some(epochs);
-            own.warnings = own
-                .epochs
-                .as_ref()
-                .map(|e| warnings::warnings(e.newest(), &own.registry))
-                .unwrap_or_default();
-        }
-        match state.over {
-            Some(failure) => {
-                (own.stage, own.failure) = (Stage::Over, failure);
-                own.recovery.say_farewell(own.everybody().into_iter().collect(), now);
-            }
-            None => {
-                let phase = own.phase();
-                own.note(format!(
-                    "the coordinator was started anew and waits for its members to come back ({phase})"
-                ));
-                own.await_workers(now);
-            }
-        }
-        Ok(own)
-    }
-
-    /// What this coordinator has to remember.
-    fn state(&self) -> State {
-        State {
-            identity: Identity::of(&self.config),
-            secret: self.workers.secret(),
-            drawn: self.workers.drawn(),
-            readers: self.readers.given(),
-            ranks: self.workers.remembered(),
-            aggregators: self.aggregators.remembered(),
-            tables: self.declarations.tables().to_vec(),
-            run: self.epochs.as_ref().map(|epochs| epochs.remembered(self.stage != Stage::Starting)),
-            barriers: self.barriers.remembered(),
-            over: (self.stage == Stage::Over).then(|| self.failure.clone()),
-        }
+        returning::restore(now, config, registry, grace, state)
     }
 
     /// Whether members have, or had, a plan: there are parameters.
@@ -280,98 +232,13 @@ impl Coordinator {
                 self.send(NodeId::Worker(worker), &Control::Left);
                 self.part_with(now, worker, MemberState::Left);
             }
-            Control::Reached { addresses, is_aggregated } => self.reach(worker, addresses, is_aggregated),
-            Control::Unreachable { relay } => self.note_out_of_reach(worker, relay),
-            Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
+            Control::Reached { addresses, is_aggregated } => {
+                relaying::reach(self, worker, addresses, is_aggregated)
+            }
+            Control::Unreachable { relay } => relaying::note_out_of_reach(self, worker, relay),
+            Control::StatusQuery => querying::query_status(self, now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
-        }
-    }
-
-    /// What a reader says: it declares nothing, and no round or barrier knows of it.
-    fn handle_reader(&mut self, now: Time, reader: WorkerId, message: Control) {
-        match message {
-            Control::WorkerReport(report) => self.readers.take_report(reader, report),
-            Control::Leave => {
-                self.send(NodeId::Worker(reader), &Control::Left);
-                self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(reader).into() });
-                self.lose_reader(reader);
-            }
-            // Only workers pass streams on, and only those who train with them say who does not. A reader that a worker does not
-            // serve goes to the shards by itself.
-            Control::Unreachable { .. } => {}
-            Control::StatusQuery => self.query_status(now, NodeId::Worker(reader)),
-            other => self.log(format!("ignored a `{}` message from {reader}", other.name())),
-        }
-    }
-
-    /// Sends the settled plan to a reader, once on each connection, or says why there is nothing to read.
-    fn inform_reader(&mut self, id: WorkerId) {
-        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
-        let plan = epochs.settled();
-        if let Some(why) = readers::refusal(plan) {
-            return self.refuse(NodeId::Worker(id), Cause::Policy, why);
-        }
-        if self.readers.inform(id) {
-            let message = Control::Plan(Box::new(plan.for_worker(id)));
-            self.send(NodeId::Worker(id), &message);
-            self.routes.forget(id);
-            self.route();
-        }
-    }
-
-    /// A reader is gone. Nobody's streams depend on it.
-    fn lose_reader(&mut self, id: WorkerId) {
-        if self.readers.remove(id) {
-            self.routes.detach(id);
-        }
-    }
-
-    /// Hangs up on readers that are silent. They may come back.
-    fn expire_readers(&mut self, now: Time) {
-        for id in self.readers.silent(now, self.config.worker_timeout, &self.standstill) {
-            self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(id).into() });
-            self.lose_reader(id);
-        }
-    }
-
-    fn note_out_of_reach(&mut self, by: WorkerId, relay: WorkerId) {
-        if self.routes.note_out_of_reach(by, relay) {
-            self.log(format!("{by} does not get what {relay} should pass on; {relay} is a leaf from now on"));
-            self.route();
-        }
-    }
-
-    /// A worker says where others reach it.
-    fn reach(&mut self, worker: WorkerId, addresses: Option<Addresses>, is_aggregated: bool) {
-        let Some(incarnation) = self.workers.incarnation(worker) else { return };
-        let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
-            Ok(()) => addresses,
-            Err(why) => {
-                self.log(format!("{worker} gave {why}; nothing is passed on by it"));
-                None
-            }
-        };
-        self.routes.register(worker, incarnation, addresses, is_aggregated);
-        self.route();
-    }
-
-    /// Tells workers and readers from whom they get streams, where that has changed.
-    fn route(&mut self) {
-        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
-        let workers: Vec<WorkerId> = self.workers.running().collect();
-        // Trees that are made without some of them would only be made anew.
-        if !workers.iter().all(|id| self.routes.knows(*id, self.workers.incarnation(*id))) {
-            return;
-        }
-        let readers: Vec<WorkerId> = self.readers.informed().collect();
-        let (topology, plan) = (&self.config.topology, epochs.settled());
-        let changed = self.routes.changed(&self.registry, topology, plan, &workers, &readers);
-        for (worker, routes) in changed {
-            self.send(NodeId::Worker(worker), &Control::Routes(routes));
-        }
-        if let Some(sentence) = self.routes.take_trouble() {
-            self.log(sentence);
         }
     }
 
@@ -430,6 +297,11 @@ impl Coordinator {
                 }
                 Err(why) => self.log(format!("spare core {number} gave {why}")),
             },
+            Control::Kept { shard } => {
+                if let Some(epochs) = &self.epochs {
+                    self.replication.note_kept(number, shard, epochs.newest());
+                }
+            }
             other => self.log(format!("ignored a `{}` message from spare core {number}", other.name())),
         }
     }
@@ -510,7 +382,7 @@ impl Coordinator {
     fn handle_command(&mut self, now: Time, number: u32, message: Control) {
         let asker = NodeId::Admin(number);
         match message {
-            Control::StatusQuery => self.query_status(now, asker),
+            Control::StatusQuery => querying::query_status(self, now, asker),
             Control::Set(rule) => self.set_policy(now, number, rule),
             Control::Drain { server } => self.drain(now, number, server),
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
@@ -627,7 +499,7 @@ impl Coordinator {
             let message = Control::Plan(Box::new(epochs.settled().for_worker(id)));
             self.send(NodeId::Worker(id), &message);
             self.routes.forget(id);
-            self.route();
+            relaying::route(self);
         }
     }
 
@@ -678,7 +550,7 @@ impl Coordinator {
                 self.inform_worker(worker);
             }
             let readers: Vec<WorkerId> = self.readers.ids().collect();
-            readers.into_iter().for_each(|reader| self.inform_reader(reader));
+            readers.into_iter().for_each(|reader| reading::inform_reader(self, reader));
         }
         self.settle_epochs(now);
     }
@@ -712,7 +584,7 @@ impl Coordinator {
                 }
             }
         }
-        self.route();
+        relaying::route(self);
         let settled = self.epochs.as_ref().map_or(0, |epochs| epochs.settled().epoch);
         while let Some((number, sentence)) = self.commands.poll_due(settled) {
             self.send(NodeId::Admin(number), &Control::Done(sentence));
@@ -762,7 +634,7 @@ impl Coordinator {
         }
         self.servers.take_report(now, id, report);
         self.queries.reported(id);
-        self.answer_queries(now);
+        querying::answer_queries(self, now);
     }
 
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, mut report: WorkerReport) {
@@ -770,7 +642,7 @@ impl Coordinator {
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
-        self.take_clock(now, worker, None);
+        returning::take_clock(self, now, worker, None);
         let straggler = self.stragglers.judge(now, &self.workers, self.config.servers);
         straggler.into_iter().for_each(|line| self.log(line));
         if !self.workers.is_live(worker) || self.workers.is_running(worker) {
@@ -789,46 +661,8 @@ impl Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.pushed(now, worker, clock);
         }
-        self.take_clock(now, worker, Some(clock));
+        returning::take_clock(self, now, worker, Some(clock));
         self.send_releases();
-    }
-
-    /// Without overlap, after this coordinator was started anew: a worker says which clock it has pushed last, or that there is none.
-    fn take_clock(&mut self, now: Time, worker: WorkerId, pushed: Option<Clock>) {
-        if !self.recovery.waits_for_clocks() || !self.workers.is_running(worker) {
-            return;
-        }
-        let member = self.epochs.as_ref().and_then(|epochs| epochs.newest().member(worker));
-        let first = match member.map(|member| member.standing) {
-            Some(Standing::From(clock)) => clock,
-            _ => 0,
-        };
-        self.recovery.take_clock(worker, pushed.unwrap_or(first), pushed.is_some());
-        self.resume_scheduler(now);
-    }
-
-    /// Makes the scheduler anew once it is known how far everybody is.
-    fn resume_scheduler(&mut self, now: Time) {
-        let running: Vec<WorkerId> = self.workers.running().collect();
-        let (Some(clocks), Some(epochs)) = (self.recovery.poll_clocks(&running), &mut self.epochs) else {
-            return;
-        };
-        let plan = epochs.newest();
-        let sync = plan.policy_of(TableId(0), ServerId(0)).sync(&self.registry);
-        let mut scheduler = Scheduler::resume(
-            now,
-            sync.expect("checked before it was put into the plan"),
-            plan.seed,
-            &clocks,
-        );
-        for worker in epochs.joining().collect::<Vec<_>>() {
-            epochs.postpone(worker, scheduler.join(worker));
-        }
-        let idle: Vec<(WorkerId, Clock)> = self.barriers.idlers().idle().collect();
-        scheduler.set_idle(now, &idle);
-        self.scheduler = Some(scheduler);
-        self.send_releases();
-        self.settle_epochs(now);
     }
 
     fn send_releases(&mut self) {
@@ -863,7 +697,7 @@ impl Coordinator {
             self.workers.remove(worker);
         }
         self.settle_barriers(now, Some(worker));
-        self.resume_scheduler(now);
+        returning::resume_scheduler(self, now);
         if self.workers.live().next().is_none() {
             self.await_workers(now);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
@@ -978,39 +812,6 @@ impl Coordinator {
         }
     }
 
-    fn query_status(&mut self, now: Time, asker: NodeId) {
-        if self.queries.has(asker) {
-            // One answer is on its way to it.
-            return;
-        }
-        let reports = |id: &ShardId| {
-            let is_ready = self.epochs.as_ref().is_some_and(|epochs| epochs.has_entered(*id));
-            is_ready && self.servers.is_connected(*id)
-        };
-        let missing: BTreeSet<ShardId> = self.servers.ids().filter(reports).collect();
-        for shard in &missing {
-            self.send(NodeId::Shard(*shard), &Control::ReportRequest);
-        }
-        self.queries.ask(now, asker, missing);
-        self.answer_queries(now);
-    }
-
-    fn answer_queries(&mut self, now: Time) {
-        while let Some(asker) = self.queries.poll(now) {
-            self.send_status(now, asker);
-        }
-    }
-
-    fn send_status(&mut self, now: Time, to: NodeId) {
-        let mut status = self.status(now);
-        let mut message = frame(Kind::Control, &Control::Status(Box::new(status.clone())));
-        if !control::fits(&message) {
-            status.shorten();
-            message = frame(Kind::Control, &Control::Status(Box::new(status)));
-        }
-        self.outputs.push_back(Output::send(to, message));
-    }
-
     fn end(&mut self, error: Option<String>) {
         if self.stage == Stage::Over {
             return;
@@ -1032,22 +833,6 @@ impl Coordinator {
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
         let workers = self.workers.live().chain(self.readers.ids()).map(NodeId::Worker);
         shards.chain(aggregators).chain(workers).collect()
-    }
-
-    /// Somebody is heard: on each connection it is told how long this coordinator may be away.
-    fn ask_for_patience(&mut self, of: NodeId) {
-        let Some(grace) = self.memory.grace() else { return };
-        if !matches!(of, NodeId::Admin(_)) && self.patient.insert(of) {
-            let seconds = u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
-            self.send(of, &Control::Patience { seconds });
-        }
-    }
-
-    /// The job was over before this coordinator was started anew. Whoever comes hears of it.
-    fn say_farewell(&mut self, to: NodeId) {
-        let message = Control::Stop { error: self.failure.clone() };
-        self.send(to, &message);
-        self.recovery.told(to);
     }
 
     /// Excludes time in which this coordinator stood still from every peer's silence.
@@ -1101,7 +886,7 @@ impl Coordinator {
             return;
         }
         self.expire_aggregators(now);
-        self.expire_readers(now);
+        reading::expire_readers(self, now);
         self.replicate(now);
         if let Some(error) = self.servers.overdue(now, &self.standstill) {
             return self.end(Some(error));
@@ -1209,7 +994,7 @@ impl Role for Coordinator {
         let is_news = self.is_planned() && self.stage != Stage::Over;
         self.patient.remove(&peer);
         match peer {
-            NodeId::Worker(id) if id.is_reader() => self.lose_reader(id),
+            NodeId::Worker(id) if id.is_reader() => reading::lose_reader(self, id),
             NodeId::Worker(id) => self.workers.lose(now, id),
             NodeId::Shard(id) => {
                 self.servers.lose(now, id, self.is_planned());
@@ -1236,7 +1021,7 @@ impl Role for Coordinator {
         match from {
             NodeId::Worker(id) if id.is_reader() => match self.readers.heard(now, id) {
                 None => return,
-                Some(false) => self.inform_reader(id),
+                Some(false) => reading::inform_reader(self, id),
                 Some(true) => {}
             },
             NodeId::Worker(id) => match self.workers.heard(now, id) {
@@ -1252,15 +1037,17 @@ impl Role for Coordinator {
             NodeId::Spare(number) if !self.replication.is_known(number) => return,
             NodeId::Shard(_) | NodeId::Aggregator(_) | NodeId::Spare(_) | NodeId::Coordinator => {}
         }
-        self.ask_for_patience(from);
+        returning::ask_for_patience(self, from);
         if self.recovery.is_farewell() {
-            return self.say_farewell(from);
+            return returning::say_farewell(self, from);
         }
         if header.kind != Kind::Control {
             return self.log(format!("ignored a {:?} frame from {from}", header.kind));
         }
         match (from, control::decode("control message", payload)) {
-            (NodeId::Worker(id), Ok(message)) if id.is_reader() => self.handle_reader(now, id, message),
+            (NodeId::Worker(id), Ok(message)) if id.is_reader() => {
+                reading::handle_reader(self, now, id, message)
+            }
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
             (NodeId::Admin(number), Ok(message)) => self.handle_command(now, number, message),
@@ -1292,7 +1079,7 @@ impl Role for Coordinator {
             scheduler.handle_timeout(now);
         }
         self.send_releases();
-        self.answer_queries(now);
+        querying::answer_queries(self, now);
         self.answer_unsettled(now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Admin(id).into() });
@@ -1319,7 +1106,7 @@ impl Role for Coordinator {
                 self.replication.next_timeout(epochs.newest(), |id| self.servers.primary(id))
             });
         let members = [workers, readers, servers, silent, behind, copies];
-        let others = [queries, recovery, scheduler, standstill, idle, vacancy];
+        let others = [recovery, queries, scheduler, standstill, idle, vacancy];
         members.into_iter().chain(others).flatten().min()
     }
 
@@ -1329,7 +1116,7 @@ impl Role for Coordinator {
 
     fn poll_output(&mut self) -> Option<Output> {
         let (mut memory, mut outputs) = (std::mem::take(&mut self.memory), std::mem::take(&mut self.outputs));
-        let output = memory.poll(&mut outputs, || self.state());
+        let output = memory.poll(&mut outputs, || returning::state(self));
         (self.memory, self.outputs) = (memory, outputs);
         output
     }

@@ -197,6 +197,8 @@ pub const COPY_PATIENCE: Duration = Duration::from_secs(2);
 pub const COPY_GRACE: Duration = Duration::from_millis(700);
 /// Frames of a shard that is served elsewhere now wait for so long to be sent.
 pub const LAST_FRAMES: Duration = Duration::from_secs(10);
+/// How long after its own restart a coordinator waits for shards before it counts them as lost.
+pub const SHARDS_RETURN: Duration = Duration::from_secs(3);
 /// A shard that has a copy and was not heard for so long is served by the copy from then on.
 pub const FAILOVER_SILENCE: Duration = Duration::from_secs(8);
 /// How long a node tries to reach another before it gives up and names it.

@@ -24,6 +24,7 @@ use entry::Event;
 use log::Log;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One data core of a server: it serves a shard, keeps a copy of one, or waits to be given one.
 #[derive(Debug)]
@@ -307,8 +308,16 @@ impl Replica {
             self.mode = Mode::Spare(Spare { number: None, coordinator, copy: None, former: None });
         }
         let Mode::Spare(spare) = &mut self.mode else { return };
-        spare.number = Some(number);
+        let is_same = spare.number.replace(number) == Some(number);
         spare.coordinator.connected();
+        // A copy is known by its number to the process that serves the shard.
+        if let Some(copy) = spare.copy.take_if(|_| !is_same) {
+            self.outputs.push_back(Output::Disconnect { connection: copy.primary.connection() });
+        }
+        let kept = spare.copy.as_ref().filter(|copy| copy.shard.is_some()).map(|copy| copy.id);
+        if let Some(shard) = kept {
+            self.tell_coordinator(&Control::Kept { shard });
+        }
         self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
 
@@ -328,6 +337,9 @@ impl Replica {
             }
             Control::Promote(plan) => self.promote(now, *plan),
             Control::StartCore => self.outputs.push_back(Output::StartCore),
+            Control::Patience { seconds } => {
+                spare.coordinator.set_patience(Duration::from_secs(seconds.into()));
+            }
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }

@@ -1059,9 +1059,7 @@ impl Role for Shard {
             return;
         }
         self.outputs.extend(self.coordinator.poll(now));
-        if let Some(sentence) = self.coordinator.overdue(now) {
-            self.fail(sentence);
-        }
+        self.coordinator.overdue(now).into_iter().for_each(|sentence| self.fail(sentence));
         self.tables.settle_due(now, &mut self.delivery);
         self.links.handle_timeout(now, &mut self.delivery);
         if self.coordinator.is_up() && self.next_report <= now {

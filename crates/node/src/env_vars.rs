@@ -27,3 +27,5 @@ pub const THREADS: &str = "OMP_NUM_THREADS";
 pub const STATE_HOME: &str = "XDG_STATE_HOME";
 /// The user's folder; `.local/state` in it where [`STATE_HOME`] is not set.
 pub const HOME: &str = "HOME";
+/// The etcd to start for the tests of coordinators that keep their state in one; set by `cargo xtask test --services`.
+pub const TEST_ETCD: &str = "PARAMILL_TEST_ETCD";

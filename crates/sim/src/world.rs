@@ -29,7 +29,7 @@ use connection::{Connection, End};
 use directory::Directory;
 use event::Event;
 use landing::{land_behind, stray};
-use node::{Node, Rebirth, Starter, label};
+use node::{Node, Rebirth, STORING, Starter, label};
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
@@ -75,8 +75,6 @@ const LOG_LINES: usize = 200;
 /// In a world of so many nodes a role is asked after every second event whether its account of itself adds up, in one of twice
 /// as many after every third, and so on. In smaller ones it is asked after every event.
 const EVENTS_PER_CHECK: usize = 64;
-/// How long a node's disk takes.
-const STORING: Duration = Duration::from_millis(2);
 /// How long it takes until a process that may not die yet is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// Events at one instant after which the world is declared stuck in a loop.
@@ -134,13 +132,13 @@ impl<R: Role + 'static> World<R> {
         self.restart(id, at, build);
     }
 
-    fn listen(&mut self, index: usize) {
-        self.nodes[index].role.handle_listening(self.now, Some(self.directory.of(index)));
-    }
-
     /// What a node has stored, and will have.
     pub fn disk(&self, id: NodeId) -> Option<Disk> {
         self.by_id.get(&id).map(|&node| self.nodes[node].disk.clone())
+    }
+
+    fn store(&mut self, index: usize, state: Vec<u8>) {
+        self.queue.push(self.now + STORING, self.nodes[index].storing(index, state));
     }
 
     /// Others reach a node at this address too.
@@ -475,8 +473,8 @@ impl<R: Role + 'static> World<R> {
             | Event::Pause { node, .. }
             | Event::Resume { node }
             | Event::Crash { node }
-            | Event::Restart { node, .. }
             | Event::Stored { node, .. }
+            | Event::Restart { node, .. }
             | Event::Replace { node, .. } => node,
         }
     }
@@ -614,6 +612,7 @@ impl<R: Role + 'static> World<R> {
                 self.end(index, Ended::Crashed, observer)?;
                 return Ok(false);
             }
+            Event::Stored { life, state, .. } => return Ok(self.nodes[index].stored(now, life, state)),
             Event::Restart { .. } | Event::CrashProcess { .. } => return Ok(false),
             Event::Replace { rebirth, .. } => {
                 // What waits for the process before happens to its successor.
@@ -624,14 +623,6 @@ impl<R: Role + 'static> World<R> {
                 self.note(index, "goes on in another process");
                 self.nodes[index].postponed = postponed;
                 return Ok(false);
-            }
-            Event::Stored { life, state, .. } => {
-                let node = &mut self.nodes[index];
-                if life != node.life {
-                    return Ok(false);
-                }
-                *node.disk.borrow_mut() = Some(state);
-                node.role.handle_remembered(now);
             }
         }
         Ok(true)
@@ -645,12 +636,9 @@ impl<R: Role + 'static> World<R> {
                 Output::Send { to, frame, priority } => self.queue_frame(index, to, frame, priority),
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
-                Output::Listen => self.listen(index),
+                Output::Listen => self.nodes[index].listen(self.now, self.directory.of(index)),
+                Output::Remember { state } => self.store(index, state),
                 Output::StartCore => self.start_beside(index),
-                Output::Remember { state } => {
-                    let life = self.nodes[index].life;
-                    self.queue.push(self.now + STORING, Event::Stored { node: index, life, state });
-                }
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {

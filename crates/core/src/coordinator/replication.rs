@@ -5,6 +5,7 @@
 
 use crate::address::Addresses;
 use crate::limits;
+use crate::prng::Prng;
 use crate::status::ServedStatus;
 use crate::types::{NodeId, ProcessId, ServerId, ShardId, Time};
 use crate::wire::{Change, Plan, ServedShard, Welcome};
@@ -91,9 +92,12 @@ impl Replication {
 
     /// A core comes that serves no shard.
     pub(super) fn accept(&mut self, process: ProcessId, server: Option<ServerId>, core: u32) -> Welcome {
-        let known = self.spares.iter().find(|(_, spare)| (spare.process, spare.core) == (process, core));
-        let number =
-            known.map_or_else(|| self.spares.keys().last().map_or(0, |last| last + 1), |(id, _)| *id);
+        // The same after a restart of the coordinator: copies are known by it to the processes that serve their shards.
+        let wanted = Prng::fork(process.0, u64::from(core)).next_u64() as u32;
+        let is_free = |number: &u32| {
+            self.spares.get(number).is_none_or(|spare| (spare.process, spare.core) == (process, core))
+        };
+        let number = (0..).map(|more| wanted.wrapping_add(more)).find(is_free).unwrap_or(wanted);
         if !self.left.contains(&process) {
             self.number(process, server);
         }
@@ -136,6 +140,15 @@ impl Replication {
     pub(super) fn register(&mut self, number: u32, addresses: Addresses) {
         if let Some(spare) = self.spares.get_mut(&number) {
             spare.addresses = Some(addresses);
+        }
+    }
+
+    /// A core that has come back says what it keeps: a copy that can take over still can, since nobody was told otherwise.
+    pub(super) fn note_kept(&mut self, number: u32, shard: ShardId, plan: &Plan) {
+        if let Some(spare) = self.spares.get_mut(&number)
+            && let Some(served) = plan.served(shard).filter(|served| served.copy == Some(spare.process))
+        {
+            spare.keeps = Some(Kept { shard: served.shard, is_in_sync: true, is_move: false });
         }
     }
 

@@ -84,8 +84,11 @@ impl Servers {
         for ServedShard { shard, process, addresses, .. } in served {
             let entry = self.processes.entry(shard.server).or_insert(Process { id: *process, cores: 0 });
             entry.cores += 1;
-            let (addresses, lost_since) = (Some(addresses.clone()), Some(now));
-            self.shards.insert(*shard, Shard { addresses, lost_since, last_heard: now, ..Shard::default() });
+            // They come back when they notice: a copy does not take over before.
+            let since = now + limits::SHARDS_RETURN;
+            let (addresses, lost_since) = (Some(addresses.clone()), Some(since));
+            self.shards
+                .insert(*shard, Shard { addresses, lost_since, last_heard: since, ..Shard::default() });
         }
     }
 

@@ -205,12 +205,22 @@ pub enum Control {
         /// The newest version of a table here.
         version: Clock,
     },
+    /// Coordinator to all nodes, if it is started anew when it dies: go on without me for so long, and come back.
+    Patience {
+        /// Seconds.
+        seconds: u32,
+    },
     /// Coordinator to a spare core: keep a copy of this shard.
     Keep {
         /// The shard.
         shard: ShardId,
         /// Addresses of the process that serves it.
         from: Addresses,
+    },
+    /// Spare core to coordinator, before it says where it is reached: it keeps a copy of this shard.
+    Kept {
+        /// The shard.
+        shard: ShardId,
     },
     /// Shard to coordinator: this process' copy has everything, and no input is applied here that is not there.
     Copied {
@@ -233,11 +243,6 @@ pub enum Control {
     },
     /// Coordinator to a copy: serve the shard from now on, by this plan.
     Promote(Box<Plan>),
-    /// Coordinator to all nodes, if it is started anew when it dies: go on without me for so long, and come back.
-    Patience {
-        /// Seconds.
-        seconds: u32,
-    },
 }
 
 /// A worker that no round before an iteration waits for.
@@ -346,13 +351,14 @@ impl Control {
             Control::Idle { .. } => "idle",
             Control::IdleWorkers { .. } => "idle workers",
             Control::IdleNoted { .. } => "idle noted",
+            Control::Patience { .. } => "patience",
             Control::Keep { .. } => "keep",
+            Control::Kept { .. } => "kept",
             Control::Copied { .. } => "copied",
             Control::CopyLost { .. } => "copy lost",
             Control::StartCore => "start core",
             Control::Drain { .. } => "drain",
             Control::Promote(_) => "promote",
-            Control::Patience { .. } => "patience",
         }
     }
 }

@@ -36,7 +36,7 @@ impl FileStore {
         StateError(format!("{}: {error}", self.path.display()))
     }
 
-    fn write(&self, state: Option<&[u8]>) -> Result<(), redb::Error> {
+    fn write(&self, state: Option<&[u8]>) -> Result<(), Box<dyn std::error::Error>> {
         let transaction = self.database.begin_write()?;
         {
             let mut table = transaction.open_table(TABLE)?;
@@ -49,7 +49,7 @@ impl FileStore {
         Ok(())
     }
 
-    fn read(&self) -> Result<Option<Vec<u8>>, redb::Error> {
+    fn read(&self) -> Result<Option<Vec<u8>>, Box<dyn std::error::Error>> {
         let transaction = self.database.begin_read()?;
         let table = match transaction.open_table(TABLE) {
             Err(TableError::TableDoesNotExist(_)) => return Ok(None),

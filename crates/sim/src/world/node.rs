@@ -4,6 +4,7 @@ use super::World;
 use super::event::Event;
 use super::reader::Reader;
 use crate::network::HostId;
+use paramill_core::address::Addresses;
 use paramill_core::prng::Prng;
 use paramill_core::role::Role;
 use paramill_core::types::{ConnectionId, NodeId, Time};
@@ -44,6 +45,31 @@ pub(super) struct Node<R> {
 
 /// What a node has stored, which outlives its process.
 pub type Disk = Rc<RefCell<Option<Vec<u8>>>>;
+
+/// How long a node's disk takes.
+pub(super) const STORING: Duration = Duration::from_millis(2);
+
+impl<R: Role> Node<R> {
+    /// Its role is told where others reach it.
+    pub(super) fn listen(&mut self, now: Time, addresses: Addresses) {
+        self.role.handle_listening(now, Some(addresses));
+    }
+
+    /// What happens when this process has stored a state.
+    pub(super) fn storing(&self, node: usize, state: Vec<u8>) -> Event {
+        Event::Stored { node, life: self.life, state }
+    }
+
+    /// A state is on the disk. Whether the process is there that asked for it.
+    pub(super) fn stored(&mut self, now: Time, life: u32, state: Vec<u8>) -> bool {
+        let is_there = life == self.life;
+        if is_there {
+            *self.disk.borrow_mut() = Some(state);
+            self.role.handle_remembered(now);
+        }
+        is_there
+    }
+}
 
 impl<R> Node<R> {
     pub(super) fn new(id: NodeId, host: HostId, handling: Duration, dice: Prng, role: R) -> Node<R> {

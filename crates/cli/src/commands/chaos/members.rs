@@ -277,11 +277,15 @@ impl<'a> Members<'a> {
     }
 
     fn keep(&mut self, child: usize, line: &str) {
+        let line =
+            format!("  {} (process {}): {line}", self.processes.name(child), self.processes.pid(child));
+        // A node that tries again and again says the same.
+        if self.last_lines.back() == Some(&line) {
+            return;
+        }
         if self.last_lines.len() == LAST_LINES {
             self.last_lines.pop_front();
         }
-        let line =
-            format!("  {} (process {}): {line}", self.processes.name(child), self.processes.pid(child));
         self.last_lines.push_back(line);
     }
 }
