@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod bench;
+mod chaos;
 mod components;
 mod config;
 mod coordinate;
@@ -14,6 +15,8 @@ mod sim;
 mod status;
 mod subscribe;
 mod train;
+
+pub(crate) use chaos::Kind as ChaosKind;
 
 use crate::args::Command;
 use crate::failure::Failure;
@@ -31,6 +34,8 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::KeeperProcess => keeper::run(),
         Command::Bench(args) => bench::run(&args, &registry, output),
         Command::BenchProcess => bench::run_process(&registry),
+        Command::Chaos(mut args) => chaos::run(&mut args, &registry, output),
+        Command::ChaosProcess(args) => chaos::run_process(&args),
         Command::Components(args) => components::run(&args, &registry, output),
         Command::Config(args) => config::run(&args, &registry, output),
         Command::Reproduce(args) => reproduce::run(&args, output),

@@ -362,15 +362,15 @@ impl Replica {
             self.outputs.push_back(Output::Disconnect { connection });
         }
         self.shift = i64::try_from(i128::from(time.0) - i128::from(now.0)).unwrap_or(0);
-        self.config.server = Some(id.server);
-        self.config.core = id.core;
+        // The core's own number stays: it tells the spare cores of a process apart.
+        let config = ShardConfig { server: Some(id.server), core: id.core, ..self.config.clone() };
         let why = Lost::Broken(format!("{id} is served by another process"));
         let mut connections = std::mem::take(&mut self.connections);
         connections.insert(NodeId::Coordinator.into());
         connections.into_iter().for_each(|connection| shard.handle_disconnected(time, connection, &why));
         discard(&mut shard);
         let epoch = plan.epoch;
-        shard.take_over(time, self.config.clone(), plan);
+        shard.take_over(time, config, plan);
         self.outputs.push_back(Output::Log(Level::Info, format!("serves {id} from now on")));
         // Whoever gets frames of the former shard has them by now, or blanks.
         self.blank = vec![0; limits::MAX_DATA_BYTES];
@@ -520,6 +520,7 @@ impl Role for Replica {
         };
         let welcome = serving.shard.check_hello(hello)?;
         self.happen(now, Event::Accepted(hello.clone(), welcome.clone()));
+        self.connections.insert(hello.connection(welcome.you));
         Ok(welcome)
     }
 
@@ -594,6 +595,7 @@ impl Role for Replica {
     }
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        let is_known = self.connections.contains(&connection);
         match (&mut self.mode, connection) {
             (Mode::Serving(serving), ConnectionId::Node(NodeId::Spare(number))) => {
                 if header.kind == Kind::Entry {
@@ -601,6 +603,8 @@ impl Role for Replica {
                     self.advance(now);
                 }
             }
+            // It was read before the driver heard that the connection ends. Its sender comes back.
+            (Mode::Serving(_), _) if !is_known => {}
             (Mode::Serving(_), ConnectionId::Node(NodeId::Coordinator)) => {
                 // A message that cannot be read is the shard's to complain of.
                 let message = control::decode("control message", payload);
