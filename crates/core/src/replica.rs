@@ -22,7 +22,7 @@ use crate::wire::control::{self, frame};
 use crate::wire::{Change, Control, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome};
 use entry::Event;
 use log::Log;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// One data core of a server: it serves a shard, keeps a copy of one, or waits to be given one.
@@ -56,6 +56,11 @@ struct Serving {
     epoch: u32,
     /// A time-out is logged and not applied yet.
     has_timeout: bool,
+    /// To the coordinator, while the shard cannot hear that it has lost it: inputs wait for a copy, and the coordinator alone can say
+    /// that they need not, or that the shard is another's.
+    lifeline: Option<Link>,
+    /// Copies that are to begin with an image, which is made when all inputs are applied and no connection stands.
+    beginning: BTreeMap<u32, ProcessId>,
 }
 
 /// A core that serves nothing.
@@ -109,6 +114,8 @@ impl Replica {
                 log: Log::default(),
                 epoch: 0,
                 has_timeout: false,
+                lifeline: None,
+                beginning: BTreeMap::new(),
             }),
             shift: 0,
             connections: BTreeSet::new(),
@@ -176,7 +183,9 @@ impl Replica {
 
     /// Applies the inputs that copies have, and tells the coordinator what is new about them.
     fn advance(&mut self, now: Time) {
-        let Mode::Serving(Serving { shard, log, epoch, has_timeout }) = &mut self.mode else { return };
+        let Mode::Serving(Serving { shard, log, epoch, has_timeout, lifeline, .. }) = &mut self.mode else {
+            return;
+        };
         while let Some(entry) = log.take_ready() {
             let (at, event) = Event::decode(&entry).expect("this process wrote it");
             if matches!(event, Event::Timeout) {
@@ -184,11 +193,19 @@ impl Replica {
             }
             event.apply(at, shard);
         }
+        // From here on the shard connects by itself.
+        if log.is_applied() && lifeline.take().is_some() {
+            self.outputs.push_back(Output::Disconnect { connection: NodeId::Coordinator.into() });
+        }
         while let Some(process) = log.poll_in_sync() {
             let message = Control::Copied { process, epoch: *epoch };
             self.outputs.push_back(Output::send(NodeId::Coordinator, frame(Kind::Control, &message)));
         }
         while let Some(process) = log.poll_lost(now) {
+            // Without the coordinator the inputs would wait for good.
+            if !self.connections.contains(&NodeId::Coordinator.into()) && lifeline.is_none() {
+                *lifeline = Some(Link::new(now, NodeId::Coordinator, self.config.coordinator.clone()));
+            }
             let message = Control::CopyLost { process };
             self.outputs.push_back(Output::send(NodeId::Coordinator, frame(Kind::Control, &message)));
         }
@@ -339,7 +356,14 @@ impl Replica {
         self.outputs.push_back(Output::Log(Level::Info, format!("serves {id} from now on")));
         // Whoever gets frames of the former shard has them by now, or blanks.
         self.blank = vec![0; limits::MAX_DATA_BYTES];
-        self.mode = Mode::Serving(Serving { shard, log: Log::default(), epoch, has_timeout: false });
+        self.mode = Mode::Serving(Serving {
+            shard,
+            log: Log::default(),
+            epoch,
+            has_timeout: false,
+            lifeline: None,
+            beginning: BTreeMap::new(),
+        });
     }
 
     /// What the process that serves a shard sends to a copy.
@@ -390,7 +414,6 @@ impl Replica {
     fn accept_copy(&mut self, now: Time, party: CopyHello) -> Result<Welcome, Refusal> {
         let refuse = |reason: &str| Err(Refusal { reason: reason.into(), retry: true });
         let CopyHello { process, number, shard, has } = party;
-        let at = self.shifted(now);
         let Mode::Serving(serving) = &mut self.mode else { return refuse("this core serves no shard") };
         if serving.shard.id() != Some(shard) || serving.shard.epoch() == 0 {
             return refuse("this core does not serve that shard");
@@ -403,35 +426,48 @@ impl Replica {
             }
             return Ok(welcome);
         }
-        if !serving.log.is_applied() {
-            return refuse("inputs wait for another copy");
-        }
-        let why = Lost::Broken("the shard is copied".into());
-        // Other copies see the same, by the log.
-        for connection in self.connections.clone() {
-            self.outputs.push_back(Output::Disconnect { connection });
-            self.happen(now, Event::Disconnected(connection, why.clone()));
-        }
-        let Mode::Serving(serving) = &mut self.mode else { return refuse("this core serves no shard") };
-        if !serving.log.is_applied() {
-            return refuse("inputs wait for another copy");
-        }
-        let image = serving.shard.image().encode();
-        let next = serving.log.begin(number, process);
-        let pieces = image.len().div_ceil(limits::MAX_DATA_BYTES).max(1);
-        for (piece, bytes) in image.chunks(limits::MAX_DATA_BYTES).enumerate() {
-            let flags = if piece + 1 == pieces { Flags::LAST } else { Flags::default() };
-            let header = Header {
-                flags,
-                clock: at.0,
-                request: next,
-                payload_bytes: bytes.len() as u32,
-                ..Header::new(Kind::Image)
-            };
-            let frame = Frame { header, body: Body::Bytes(bytes.to_vec()) };
-            self.outputs.push_back(Output::Send { to, frame, priority: None });
-        }
+        serving.beginning.insert(number, process);
+        self.begin_copies(now);
         Ok(welcome)
+    }
+
+    /// Sends images to copies that wait for one, once that can be. Nobody else is taken in until then.
+    fn begin_copies(&mut self, now: Time) {
+        let is_ready = |mode: &Mode| match mode {
+            Mode::Serving(serving) => !serving.beginning.is_empty() && serving.log.is_applied(),
+            Mode::Spare(_) => false,
+        };
+        if !is_ready(&self.mode) {
+            return;
+        }
+        // Other copies see the same, by the log, and are waited for.
+        while let Some(connection) = self.connections.first().copied() {
+            self.outputs.push_back(Output::Disconnect { connection });
+            let why = Lost::Broken("the shard is copied".into());
+            self.happen(now, Event::Disconnected(connection, why));
+        }
+        if !is_ready(&self.mode) {
+            return;
+        }
+        let at = self.shifted(now);
+        let Mode::Serving(serving) = &mut self.mode else { return };
+        let image = serving.shard.image().encode();
+        for (number, process) in std::mem::take(&mut serving.beginning) {
+            let next = serving.log.begin(number, process);
+            let pieces = image.len().div_ceil(limits::MAX_DATA_BYTES).max(1);
+            for (piece, bytes) in image.chunks(limits::MAX_DATA_BYTES).enumerate() {
+                let flags = if piece + 1 == pieces { Flags::LAST } else { Flags::default() };
+                let header = Header {
+                    flags,
+                    clock: at.0,
+                    request: next,
+                    payload_bytes: bytes.len() as u32,
+                    ..Header::new(Kind::Image)
+                };
+                let frame = Frame { header, body: Body::Bytes(bytes.to_vec()) };
+                self.outputs.push_back(Output::send(NodeId::Spare(number), frame));
+            }
+        }
     }
 
     fn tell_coordinator(&mut self, message: &Control) {
@@ -480,6 +516,9 @@ impl Role for Replica {
         let Mode::Serving(serving) = &mut self.mode else {
             return Err(Refusal { reason: "this core serves no shard yet".into(), retry: true });
         };
+        if !serving.beginning.is_empty() {
+            return Err(Refusal { reason: "the shard is about to be copied".into(), retry: true });
+        }
         let welcome = serving.shard.check_hello(hello)?;
         self.happen(now, Event::Accepted(hello.clone()));
         self.connections.insert(hello.connection(welcome.you));
@@ -510,6 +549,7 @@ impl Role for Replica {
         match &mut self.mode {
             Mode::Serving(serving) => {
                 serving.log.tell_again();
+                serving.lifeline = None;
                 self.happen(now, Event::Connected(connection, welcome.clone()));
             }
             Mode::Spare(spare) => {
@@ -525,10 +565,29 @@ impl Role for Replica {
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match (&mut self.mode, connection) {
             (Mode::Serving(serving), ConnectionId::Node(NodeId::Spare(number))) => {
+                serving.beginning.remove(&number);
                 serving.log.lose(number);
                 self.advance(now);
+                self.begin_copies(now);
             }
-            (Mode::Serving(_), _) => self.happen(now, Event::Disconnected(connection, why.clone())),
+            (
+                Mode::Serving(Serving { lifeline: Some(link), .. }),
+                ConnectionId::Node(NodeId::Coordinator),
+            ) => {
+                if why.is_final() {
+                    return self.stop(Some(why.to_string()));
+                }
+                link.disconnected(now, why);
+            }
+            (Mode::Serving(_), _) => {
+                self.happen(now, Event::Disconnected(connection, why.clone()));
+                if let Mode::Serving(Serving { log, lifeline, .. }) = &mut self.mode
+                    && connection == NodeId::Coordinator.into()
+                    && !log.is_applied()
+                {
+                    *lifeline = Some(Link::new(now, NodeId::Coordinator, self.config.coordinator.clone()));
+                }
+            }
             (Mode::Spare(spare), ConnectionId::Node(NodeId::Coordinator)) => {
                 if why.is_final() {
                     return self.stop(Some(why.to_string()));
@@ -551,6 +610,7 @@ impl Role for Replica {
                 if header.kind == Kind::Entry {
                     serving.log.note(now, number, header.request);
                     self.advance(now);
+                    self.begin_copies(now);
                 }
             }
             // It was read before the driver heard that the connection ends. Its sender comes back.
@@ -600,7 +660,13 @@ impl Role for Replica {
         }
         let at = self.shifted(now);
         match &mut self.mode {
-            Mode::Serving(Serving { shard, log, has_timeout, .. }) => {
+            Mode::Serving(Serving { shard, log, has_timeout, lifeline, .. }) => {
+                if let Some(link) = lifeline {
+                    self.outputs.extend(link.poll(now));
+                    if let Some(overdue) = link.overdue(now) {
+                        return self.stop(Some(overdue));
+                    }
+                }
                 let is_due = shard.next_timeout().is_some_and(|due| due <= at);
                 if log.is_empty() {
                     shard.handle_timeout(at);
@@ -610,6 +676,7 @@ impl Role for Replica {
                 } else {
                     self.advance(now);
                 }
+                self.begin_copies(now);
             }
             Mode::Spare(spare) => {
                 self.outputs.extend(spare.coordinator.poll(now));
@@ -632,10 +699,11 @@ impl Role for Replica {
             return None;
         }
         match &self.mode {
-            Mode::Serving(Serving { shard, log, has_timeout, .. }) => {
+            Mode::Serving(Serving { shard, log, has_timeout, lifeline, .. }) => {
+                let lifeline = lifeline.as_ref().and_then(Link::next_timeout);
                 let own = shard.next_timeout().filter(|_| !*has_timeout);
                 let own = own.map(|at| Time(at.0.saturating_add_signed(self.shift.saturating_neg())));
-                own.into_iter().chain(log.next_timeout()).min()
+                own.into_iter().chain(log.next_timeout()).chain(lifeline).min()
             }
             Mode::Spare(spare) => {
                 let primary = spare.copy.as_ref().and_then(|copy| copy.primary.next_timeout());
