@@ -2,6 +2,7 @@ use super::*;
 use crate::client::{Job, JobOptions};
 use crate::event_loop::Owned;
 use crate::ports::PortSupply;
+use crate::waker::Waker;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::table::TableSpec;
 use paramill_core::types::ProcessId;
@@ -36,7 +37,7 @@ fn a_dead_address_is_passed_over() {
     };
     let shard = Owned(Shard::new(clock::now(), shard, registry));
     let thread = Thread { name: "data core 0".into(), cpu: None };
-    server.threads.start(thread, listeners, shard).expect("a thread");
+    server.threads.start(thread, listeners, shard, Waker::new().expect("a waker")).expect("a thread");
 
     let url = format!("paramill://{}/test", server.coordinator()).parse().expect("a URL");
     let job = Job::init(JobOptions::at(url)).expect("a worker");
