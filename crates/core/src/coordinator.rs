@@ -46,8 +46,8 @@ use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, ServedShard,
-    Standing, Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
+    ServedShard, Standing, Welcome,
 };
 use aggregators::Aggregators;
 use barriers::{Arrival, Barriers};
@@ -205,6 +205,11 @@ impl Coordinator {
             warnings: self.warnings.clone(),
             waited: self.workers.waited(),
         }
+    }
+
+    /// The newest plan, once there is one.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.epochs.as_ref().map(Epochs::newest)
     }
 
     /// The job's phase, or what it waits for, as a sentence.

@@ -69,6 +69,16 @@ impl Link {
         self.patience = patience;
     }
 
+    /// A link to the same peer at the same addresses, which is to be connected now.
+    pub fn anew(&self, now: Time) -> Link {
+        Link { patience: self.patience, ..Link::new(now, self.connection, self.addresses.clone()) }
+    }
+
+    /// How long the peer may be away.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
     /// Addresses of the peer, in the order of trying.
     pub fn addresses(&self) -> &Addresses {
         &self.addresses

@@ -282,7 +282,8 @@ impl Replica {
 
     /// The shard is served by another process: this core has nothing to say about it any more.
     fn retire(&mut self, now: Time) {
-        let coordinator = Link::new(now, NodeId::Coordinator, self.config.coordinator.clone());
+        let Mode::Serving(Serving { coordinator, .. }) = &self.mode else { return };
+        let coordinator = coordinator.anew(now);
         let spare = Spare { number: None, coordinator, copy: None, former: None };
         let serving = match std::mem::replace(&mut self.mode, Mode::Spare(spare)) {
             Mode::Serving(serving) => serving,
@@ -358,6 +359,7 @@ impl Replica {
     /// This core serves the shard that it has a copy of from now on.
     fn promote(&mut self, now: Time, plan: Plan) {
         let Mode::Spare(spare) = &mut self.mode else { return };
+        let coordinator = spare.coordinator.clone();
         let Some(CopyOf { id, shard: Some((mut shard, _)), time, primary, .. }) = spare.copy.take() else {
             return self.log("was asked to serve a shard of which no copy is here".into());
         };
@@ -377,11 +379,11 @@ impl Replica {
         self.outputs.push_back(Output::Log(Level::Info, format!("serves {id} from now on")));
         // Whoever gets frames of the former shard has them by now, or blanks.
         self.blank = vec![0; limits::MAX_DATA_BYTES];
-        let coordinator = Link::new(now, NodeId::Coordinator, self.config.coordinator.clone());
+        shard.set_patience(coordinator.patience());
         self.mode = Mode::Serving(Serving {
             shard,
-            coordinator,
-            log: Log::default(),
+            coordinator: coordinator.anew(now),
+            log: Log::of_epoch(epoch),
             epoch,
             has_timeout: false,
             beginning: BTreeMap::new(),
@@ -391,7 +393,7 @@ impl Replica {
     /// What the process that serves a shard sends to a copy.
     fn hear_primary(&mut self, header: &Header, payload: &[u8]) -> Result<(), String> {
         let Replica { config, registry, mode, connections, .. } = self;
-        let Mode::Spare(Spare { copy: Some(copy), .. }) = mode else { return Ok(()) };
+        let Mode::Spare(Spare { copy: Some(copy), coordinator, .. }) = mode else { return Ok(()) };
         match header.kind {
             Kind::Image => {
                 copy.image.extend_from_slice(payload);
@@ -400,7 +402,8 @@ impl Replica {
                     let config =
                         ShardConfig { server: Some(copy.id.server), core: copy.id.core, ..config.clone() };
                     (copy.time, copy.writer) = (Time(header.clock), ProcessId(header.landing));
-                    let shard = Shard::from_image(copy.time, config, registry.clone(), image)?;
+                    let mut shard = Shard::from_image(copy.time, config, registry.clone(), image)?;
+                    shard.set_patience(coordinator.patience());
                     connections.clear();
                     copy.shard = Some((Box::new(shard), header.request));
                     copy.told = None;
@@ -678,8 +681,7 @@ impl Role for Replica {
         match &mut self.mode {
             Mode::Serving(Serving { shard, coordinator, log, has_timeout, .. }) => {
                 self.outputs.extend(coordinator.poll(now));
-                // A shard that hears of the time sees to it by itself.
-                if let Some(sentence) = coordinator.overdue(now).filter(|_| !log.is_applied()) {
+                if let Some(sentence) = coordinator.overdue(now) {
                     return self.stop(Some(sentence));
                 }
                 let is_due = shard.next_timeout().is_some_and(|due| due <= at);

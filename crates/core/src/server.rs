@@ -42,6 +42,7 @@ use links::Links;
 use members::Members;
 use readers::Readers;
 use std::sync::Arc;
+use std::time::Duration;
 use tables::Tables;
 
 /// Configuration of a shard.
@@ -791,6 +792,11 @@ impl Shard {
             }
             _ => {}
         }
+    }
+
+    /// The coordinator may be away for so long.
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.coordinator.set_patience(patience);
     }
 
     /// This process takes over from the one that served the shard before, by this plan.

@@ -21,6 +21,7 @@ use paramill_core::registry::Registry;
 use paramill_core::replica::Replica;
 use paramill_core::server::{Shard, ShardConfig, ShardImage};
 use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::wire::ServedShard;
 use paramill_core::worker::{Access, Worker, WorkerConfig};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -151,13 +152,10 @@ impl Cluster {
 
     /// The same as soon as every shard has a copy that can take over, if that is so in time.
     pub fn crash_copied_server(&mut self, server: ServerId, at: Time, until: Time, after: Option<Duration>) {
-        self.kill_server(server, at, until, after, |world| match world.role(NodeId::Coordinator) {
-            Some(Actor::Coordinator(coordinator)) => {
-                let served = coordinator.status(world.now()).served;
-                let is_copied = !served.is_empty() && served.iter().all(|shard| shard.copy.is_some());
-                is_copied && world.ended(NodeId::Coordinator).is_none()
-            }
-            _ => false,
+        self.kill_server(server, at, until, after, |world| {
+            let Some(Actor::Coordinator(coordinator)) = world.role(NodeId::Coordinator) else { return false };
+            let plan = coordinator.plan().filter(|_| world.ended(NodeId::Coordinator).is_none());
+            plan.is_some_and(|plan| plan.shards.iter().all(|served| is_copied(world, served)))
         });
     }
 
@@ -370,6 +368,18 @@ impl Cluster {
             self.world.rules().add(injected);
         }
     }
+}
+
+/// Whether the processes that serve a shard and keep its copy, as the plan says, both live.
+fn is_copied(world: &World<Actor>, served: &ServedShard) -> bool {
+    let lives = |process: ProcessId, is_it: &dyn Fn(&Replica) -> bool| {
+        let is_meant =
+            |actor: &Actor| actor.as_replica().is_some_and(|core| core.process() == process && is_it(core));
+        world.roles().any(|(node, actor)| world.ended(node).is_none() && is_meant(actor))
+    };
+    let serves = |core: &Replica| core.shard().and_then(Shard::id) == Some(served.shard);
+    let keeps = |core: &Replica| core.copy().and_then(Shard::id) == Some(served.shard);
+    lives(served.process, &serves) && served.copy.is_some_and(|copy| lives(copy, &keeps))
 }
 
 impl Builder {

@@ -113,8 +113,19 @@ impl Log {
         lacking.map(|(at, entry)| entry_frame(self.first + at as u64, entry)).collect()
     }
 
+    /// The log of a shard that is served here from an epoch on: entries of different logs have different numbers.
+    pub(super) fn of_epoch(epoch: u32) -> Log {
+        let first = u64::from(epoch) << 32;
+        Log { first, applied: first, ..Log::default() }
+    }
+
     /// A copy begins with an image of the shard as it is now. Everything must be applied. Returns the number of the entry that follows.
     pub(super) fn begin(&mut self, number: u32, process: ProcessId) -> u64 {
+        if self.is_empty() {
+            // Inputs were applied without being logged.
+            self.first += 1;
+            self.applied = self.first;
+        }
         let has = self.next();
         let copy = Copy {
             process,
