@@ -704,6 +704,8 @@ impl Role for Replica {
                 if let Some(copy) = &mut spare.copy {
                     self.outputs.extend(copy.primary.poll(now));
                 }
+                // The coordinator has another use for this core, once the process that served the shard is gone.
+                spare.copy = spare.copy.take().filter(|copy| copy.primary.overdue(now).is_none());
                 if overdue.is_some() {
                     self.stop(overdue);
                 }
