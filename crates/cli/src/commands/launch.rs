@@ -34,6 +34,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     joining.extend(args.inject.iter().map(|fault| format!("--inject={fault}")));
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
+    first.push(format!("--replicas={}", plan.cluster.replicas));
     if let Some(topology) = &args.topology {
         first.push(format!("--topology={}", topology.display()));
     }
@@ -181,6 +182,7 @@ fn check(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<JobP
     let job = crate::args::JobArgs {
         workers: Some(args.workers),
         servers: Some(args.servers),
+        replicas: args.replicas,
         cores: args.cores,
         aggregators: args.aggregators,
         transport: args.transport,
