@@ -5,6 +5,7 @@ use crate::args::LaunchArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use crate::plan::{JobPlan, check_rate};
+use crate::supervisor::servers::Servers;
 use crate::supervisor::workers::{COORDINATOR, Program, Workers};
 use crate::supervisor::{Event, Supervisor};
 use crate::training::{self, Ending};
@@ -79,7 +80,8 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         Ok(command)
     };
     let program = Program { command: Box::new(command), input: "", lingers: true };
-    let mut workers = Workers::start(&mut processes, &url, args.workers, args.restart, program)?;
+    let servers = Servers::new(&url, args.servers, plan.cluster.replicas, &joining);
+    let mut workers = Workers::start(&mut processes, &url, args.workers, args.restart, servers, program)?;
     let mut ending = None;
     while workers.any_running(&processes) {
         workers.tend(&processes)?;
