@@ -96,6 +96,7 @@ pub(crate) enum Command {
     Status(StatusArgs),
     Subscribe(SubscribeArgs),
     Set(SetArgs),
+    Drain(DrainArgs),
     Components(ComponentsArgs),
     Sim(SimArgs),
     Bench(BenchArgs),
@@ -228,6 +229,10 @@ pub(crate) struct ServeArgs {
     /// Servers of the job, this one included [default: 2].
     #[arg(long, value_name = "M")]
     pub(crate) servers: Option<u32>,
+    /// Copies of every shard that are kept on other servers, 0 or 1: with one the job survives the death of a server that does not
+    /// coordinate it [default: 0].
+    #[arg(long, value_name = "R", conflicts_with = "join")]
+    pub(crate) replicas: Option<u32>,
     /// Data cores of this server [default: by the CPUs that it may use, less those of the job's workers and other servers
     /// if it listens on loopback].
     #[arg(long, value_name = "K")]
@@ -396,6 +401,10 @@ pub(crate) struct LaunchArgs {
     /// Servers.
     #[arg(short = 's', long, value_name = "M", default_value_t = 1)]
     pub(crate) servers: u32,
+    /// Copies of every shard that are kept on other servers, 0 or 1: with one the job survives the death of a server other than the
+    /// first [default: 0].
+    #[arg(long, value_name = "R")]
+    pub(crate) replicas: Option<u32>,
     /// Data cores of each server [default: by the CPUs that servers and workers share].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
@@ -488,6 +497,22 @@ pub(crate) struct SetArgs {
     /// Only on this server.
     #[arg(long, value_name = "ID")]
     pub(crate) server: Option<u32>,
+}
+
+/// Move everything away from a server of a running job, whose process then ends.
+///
+/// Its shards move to the job's other servers, one after the other, while workers train on. `paramill status` tells how far that is.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill drain paramill://127.0.0.1:7070/job --server 1
+  paramill drain 127.0.0.1:7070 --server 1 --json")]
+pub(crate) struct DrainArgs {
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
+    pub(crate) url: String,
+    /// The server's number, as `paramill status` says it.
+    #[arg(long, value_name = "ID")]
+    pub(crate) server: u32,
 }
 
 /// List every component that can be named, with its parameters.

@@ -7,6 +7,7 @@ mod components;
 mod config;
 mod coordinate;
 mod doctor;
+mod drain;
 mod launch;
 mod reproduce;
 mod serve;
@@ -46,6 +47,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Status(args) => status::run(&args, output),
         Command::Subscribe(args) => subscribe::run(&args, output),
         Command::Set(args) => set::run(&args, &registry, output),
+        Command::Drain(args) => drain::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
         Command::Sim(args) => sim::run(&args.command, output),
     }

@@ -63,6 +63,8 @@ pub(crate) struct WorkloadPlan {
 pub(crate) struct ClusterPlan {
     pub(crate) workers: u32,
     pub(crate) servers: u32,
+    /// Copies of every shard on other servers.
+    pub(crate) replicas: u32,
     /// Data cores of each server.
     pub(crate) cores: u32,
     /// Aggregators that workers go through; none when 0.
@@ -189,6 +191,7 @@ impl JobPlan {
             cluster: ClusterPlan {
                 workers: said.cluster.workers.unwrap_or(4),
                 servers: said.cluster.servers.unwrap_or(2),
+                replicas: said.cluster.replicas.unwrap_or(0),
                 cores: said.cluster.cores.unwrap_or(1),
                 aggregators: said.cluster.aggregators.unwrap_or(0),
                 processes: said.cluster.processes.unwrap_or(false),
@@ -215,6 +218,12 @@ impl JobPlan {
         within("examples", workload.examples.unwrap_or(1), 1..=MAX_EXAMPLES)?;
         within("workers", cluster.workers, 1..=limits::MAX_WORKERS)?;
         within("servers", cluster.servers, 1..=limits::MAX_SERVERS)?;
+        within("replicas", cluster.replicas, 0..=1)?;
+        ensure!(
+            cluster.replicas < cluster.servers,
+            "replicas = {}: copies are kept on other servers, and servers = 1",
+            cluster.replicas
+        );
         within("cores", cluster.cores, 1..=limits::MAX_CORES)?;
         within("aggregators", cluster.aggregators, 0..=cluster.workers.min(limits::MAX_AGGREGATORS))?;
         within("timeout", cluster.timeout, Span(Duration::from_millis(1))..=Span(MAX_TIMEOUT))?;

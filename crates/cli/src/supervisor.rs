@@ -1,6 +1,7 @@
 //! Processes that belong together: their output in one stream of events, and one end for all.
 
 pub(crate) mod keeper;
+pub(crate) mod servers;
 mod watch;
 pub(crate) mod workers;
 

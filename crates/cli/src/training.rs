@@ -51,6 +51,7 @@ pub(crate) fn job_config(plan: &JobPlan, name: &str) -> JobConfig {
         policy: plan.policy.clone(),
         overrides: plan.overrides.clone(),
         seed: plan.seed,
+        replicas: plan.cluster.replicas,
         ..JobConfig::new(name, plan.cluster.workers, plan.cluster.servers)
     }
 }

@@ -207,7 +207,7 @@ impl Replica {
             }
             event.apply(at, shard);
         }
-        while let Some(process) = log.poll_in_sync() {
+        while let Some(process) = log.poll_in_sync(*epoch) {
             let message = Control::Copied { process, epoch: *epoch };
             self.outputs.push_back(Output::send(NodeId::Coordinator, frame(Kind::Control, &message)));
         }
@@ -243,7 +243,7 @@ impl Replica {
                         ));
                         return false;
                     }
-                    Some(ServedShard { copy, since, .. }) if *since > known => self.keep(*copy),
+                    Some(ServedShard { copy, since, .. }) if *since > known => self.keep(*copy, *since),
                     _ => {}
                 }
             }
@@ -256,7 +256,7 @@ impl Replica {
                         self.retire(now);
                         return false;
                     }
-                    self.keep(*copy);
+                    self.keep(*copy, *epoch);
                 }
             }
             Control::Patience { seconds } => {
@@ -273,9 +273,9 @@ impl Replica {
     }
 
     /// The coordinator has said which copy can take over. Others begin anew, if they are still wanted.
-    fn keep(&mut self, copy: Option<ProcessId>) {
+    fn keep(&mut self, copy: Option<ProcessId>, since: u32) {
         let Mode::Serving(serving) = &mut self.mode else { return };
-        for number in serving.log.keep(copy) {
+        for number in serving.log.keep(copy, since) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Spare(number).into() });
         }
     }

@@ -38,6 +38,10 @@ pub(crate) struct JobArgs {
     /// Servers [default: 2].
     #[arg(long, value_name = "M", help_heading = "Cluster")]
     pub(crate) servers: Option<u32>,
+    /// Copies of every shard that are kept on other servers, 0 or 1: with one the job survives the death of a server other than the
+    /// first. Needs --processes [default: 0].
+    #[arg(long, value_name = "R", help_heading = "Cluster")]
+    pub(crate) replicas: Option<u32>,
     /// Data cores of each server [default: by the CPUs that the job's servers and workers share].
     #[arg(long, value_name = "K", help_heading = "Cluster")]
     pub(crate) cores: Option<u32>,

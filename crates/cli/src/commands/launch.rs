@@ -5,6 +5,7 @@ use crate::args::LaunchArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use crate::plan::{JobPlan, check_rate};
+use crate::supervisor::servers::Servers;
 use crate::supervisor::workers::{COORDINATOR, Program, Workers};
 use crate::supervisor::{Event, Supervisor};
 use crate::training::{self, Ending};
@@ -34,6 +35,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     joining.extend(args.inject.iter().map(|fault| format!("--inject={fault}")));
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
+    first.push(format!("--replicas={}", plan.cluster.replicas));
     if let Some(topology) = &args.topology {
         first.push(format!("--topology={}", topology.display()));
     }
@@ -78,7 +80,8 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         Ok(command)
     };
     let program = Program { command: Box::new(command), input: "", lingers: true };
-    let mut workers = Workers::start(&mut processes, &url, args.workers, args.restart, program)?;
+    let servers = Servers::new(&url, args.servers, plan.cluster.replicas, &joining);
+    let mut workers = Workers::start(&mut processes, &url, args.workers, args.restart, servers, program)?;
     let mut ending = None;
     while workers.any_running(&processes) {
         workers.tend(&processes)?;
@@ -181,6 +184,7 @@ fn check(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<JobP
     let job = crate::args::JobArgs {
         workers: Some(args.workers),
         servers: Some(args.servers),
+        replicas: args.replicas,
         cores: args.cores,
         aggregators: args.aggregators,
         transport: args.transport,

@@ -116,6 +116,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     let mut job = JobArgs {
         workers: args.workers,
         servers: args.servers,
+        replicas: args.replicas,
         cores: args.cores,
         transport: args.transport,
         rate: args.rate,

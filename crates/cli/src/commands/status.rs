@@ -4,8 +4,8 @@ use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, WAIT_CAUSES, bytes, count};
 use paramill_core::status::{
-    AggregatorStatus, LinksReport, MemberState, ReaderStatus, ReceiverStatus, RoomChange, ShardReport,
-    Status, WorkerStatus,
+    AggregatorStatus, LinksReport, MemberState, ReaderStatus, ReceiverStatus, RoomChange, ServedStatus,
+    ShardReport, Status, WorkerStatus,
 };
 use paramill_node::admin::Admin;
 use paramill_node::url::JobUrl;
@@ -36,6 +36,9 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
         output.table(&aggregators(&status.aggregators))?;
     }
     output.table(&tables(&status.shards))?;
+    for line in places(&status.served) {
+        output.text(line)?;
+    }
     for pack in &status.packs {
         output.text(format!("table `{}` is {}", pack.table, pack.layers.join(", ")))?;
     }
@@ -205,6 +208,20 @@ fn tables(shards: &[ShardReport]) -> Table {
         }
     }
     table
+}
+
+/// Which shards have copies, where there are any, and which are not where they began.
+fn places(served: &[ServedStatus]) -> Vec<String> {
+    let copies = served.iter().filter(|served| served.copy.is_some()).count();
+    let has_copies = served.iter().any(|served| served.copy.is_some() || served.copying.is_some());
+    let copies =
+        has_copies.then(|| format!("copies: {copies} of {} have one", count(served.len() as u32, "shard")));
+    let is_elsewhere = |served: &&ServedStatus| served.server != Some(served.shard.server);
+    let moved = served.iter().filter(is_elsewhere).map(|served| match served.server {
+        Some(server) => format!("{} is served by {server}", served.shard),
+        None => format!("{} is served by a server that has gone", served.shard),
+    });
+    copies.into_iter().chain(moved).collect()
 }
 
 /// Who waits where, since when, and what would release it; and where conditions of worker 0 do not decide.

@@ -18,6 +18,9 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
         plot::check(path).or_usage()?;
     }
     check_rate(plan.cluster.rate, plan.cluster.transport, plan.cluster.processes).or_usage()?;
+    if plan.cluster.replicas > 0 && !plan.cluster.processes {
+        return Err(anyhow!("--replicas is about server processes that may die: add --processes")).or_usage();
+    }
     if args.restart > 0 && !plan.cluster.processes {
         return Err(anyhow!("--restart is about worker processes: add --processes")).or_usage();
     }

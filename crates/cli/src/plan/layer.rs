@@ -42,6 +42,7 @@ pub(super) struct WorkloadLayer {
 pub(super) struct ClusterLayer {
     pub(super) workers: Option<u32>,
     pub(super) servers: Option<u32>,
+    pub(super) replicas: Option<u32>,
     pub(super) cores: Option<u32>,
     pub(super) aggregators: Option<u32>,
     pub(super) processes: Option<bool>,
@@ -85,6 +86,7 @@ impl Layer {
             cluster: ClusterLayer {
                 workers: args.workers,
                 servers: args.servers,
+                replicas: args.replicas,
                 cores: args.cores,
                 aggregators: args.aggregators,
                 processes: args.processes,
@@ -118,6 +120,7 @@ impl Layer {
             cluster: ClusterLayer {
                 workers: cluster.workers.or(below.cluster.workers),
                 servers: cluster.servers.or(below.cluster.servers),
+                replicas: cluster.replicas.or(below.cluster.replicas),
                 cores: cluster.cores.or(below.cluster.cores),
                 aggregators: cluster.aggregators.or(below.cluster.aggregators),
                 processes: cluster.processes.or(below.cluster.processes),

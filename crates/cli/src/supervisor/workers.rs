@@ -4,6 +4,7 @@
 //! process, which only hears of processes that end, learns it from the job.
 
 use super::Supervisor;
+use super::servers::Servers;
 use super::watch::Watch;
 use anyhow::{Result, anyhow, bail};
 use paramill_core::status::{MemberState, WorkerStatus};
@@ -37,6 +38,7 @@ pub(crate) struct Program<'a> {
 pub(crate) struct Workers<'a> {
     program: Program<'a>,
     watch: Watch,
+    servers: Servers,
     /// Every process that was ever started, by its number in events.
     lives: BTreeMap<usize, Life>,
     restarts_left: u32,
@@ -86,10 +88,12 @@ impl<'a> Workers<'a> {
         url: &str,
         ranks: u32,
         restarts: u32,
+        servers: Servers,
         program: Program<'a>,
     ) -> Result<Workers<'a>> {
         let mut workers = Workers {
             program,
+            servers,
             watch: Watch::start(url)?,
             lives: BTreeMap::new(),
             restarts_left: restarts,
@@ -158,6 +162,9 @@ impl<'a> Workers<'a> {
     ) -> Result<()> {
         let name = processes.name(child).to_owned();
         let Some(life) = self.lives.get(&child) else {
+            if self.servers.revive(processes, child, status)? {
+                return Ok(());
+            }
             processes.end_all();
             return Err(anyhow!("{name} failed ({status}); all others were ended"));
         };
@@ -295,7 +302,8 @@ mod tests {
         // Nobody listens there.
         let (url, command) = ("paramill://127.0.0.1:1/train", |_| Ok(shell("exit 3")));
         let program = Program { command: Box::new(command), input: "", lingers: false };
-        let mut workers = Workers::start(&mut processes, url, 1, 1, program).expect("there is a shell");
+        let mut workers =
+            Workers::start(&mut processes, url, 1, 1, Servers::default(), program).expect("there is a shell");
         if is_done {
             workers.finish(0);
         }

@@ -7,6 +7,7 @@ use super::{JOB, Outcome, faults};
 use crate::duration::Span;
 use crate::output::Output;
 use crate::plan::JobPlan;
+use crate::supervisor::servers::Servers;
 use crate::supervisor::workers::{Program, Workers};
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -93,7 +94,8 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
         Ok(command)
     };
     let program = Program { command: Box::new(command), input: &text, lingers: false };
-    let mut workers = Workers::start(&mut processes, &url, count, restarts, program)?;
+    let servers = Servers::new(&url, plan.cluster.servers, plan.cluster.replicas, &joining);
+    let mut workers = Workers::start(&mut processes, &url, count, restarts, servers, program)?;
     let mut progress = None;
     let (mut curve, mut tally) = (Curve::new(count), Tally::default());
     let mut results: Vec<WorkerResult> = Vec::new();

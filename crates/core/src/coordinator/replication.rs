@@ -210,7 +210,8 @@ impl Replication {
         };
         let kept = self.spares.values_mut().find(keeps)?.keeps.as_mut()?;
         kept.is_in_sync = true;
-        if kept.is_move {
+        // Told again what the plan says: a change would cost the shard the other copies that it makes.
+        if kept.is_move || served.copy == Some(process) {
             return None;
         }
         Some(ServedShard { copy: Some(process), ..served.clone() }.change())

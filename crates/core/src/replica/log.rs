@@ -33,8 +33,8 @@ struct Copy {
     has: u64,
     /// From this entry on it is waited for.
     gates_from: Option<u64>,
-    /// The coordinator was told that it gates, and is in sync.
-    is_told: bool,
+    /// The coordinator was told that it gates, and is in sync, as of this epoch.
+    told: Option<u32>,
     /// Since when it lacks something that could be applied.
     lacks_since: Option<Time>,
     /// The coordinator was told that it is out of reach.
@@ -132,7 +132,7 @@ impl Log {
             is_connected: true,
             has,
             gates_from: None,
-            is_told: false,
+            told: None,
             lacks_since: None,
             is_given_up: false,
         };
@@ -157,16 +157,17 @@ impl Log {
     }
 
     /// The process of a copy that has come to be in sync, once: the coordinator is to be told.
-    pub(super) fn poll_in_sync(&mut self) -> Option<ProcessId> {
-        let is_new = |copy: &&mut Copy| !copy.is_told && copy.gates_from.is_some_and(|from| copy.has >= from);
+    pub(super) fn poll_in_sync(&mut self, epoch: u32) -> Option<ProcessId> {
+        let is_new =
+            |copy: &&mut Copy| copy.told.is_none() && copy.gates_from.is_some_and(|from| copy.has >= from);
         let copy = self.copies.values_mut().find(is_new)?;
-        copy.is_told = true;
+        copy.told = Some(epoch);
         Some(copy.process)
     }
 
     /// The coordinator may not have heard of copies that are in sync.
     pub(super) fn tell_again(&mut self) {
-        self.copies.values_mut().for_each(|copy| (copy.is_told, copy.is_given_up) = (false, false));
+        self.copies.values_mut().for_each(|copy| (copy.told, copy.is_given_up) = (None, false));
     }
 
     /// The process of a copy that holds inputs up for too long, once.
@@ -193,9 +194,13 @@ impl Log {
         }
     }
 
-    /// The coordinator says which process' copy can take over: others that it was told of do not gate any more. Returns these.
-    pub(super) fn keep(&mut self, process: Option<ProcessId>) -> Vec<u32> {
-        let is_over = |copy: &Copy| Some(copy.process) != process && (copy.is_told || copy.is_given_up);
+    /// The coordinator says which process' copy can take over since an epoch: others that it was told of before do not gate any more.
+    /// Returns these. One that it is told of since counts there, and may be given the shard.
+    pub(super) fn keep(&mut self, process: Option<ProcessId>, since: u32) -> Vec<u32> {
+        let is_over = |copy: &Copy| {
+            let was_told = copy.told.is_some_and(|told| told < since);
+            Some(copy.process) != process && (was_told || copy.is_given_up)
+        };
         let over: Vec<u32> =
             self.copies.iter().filter(|(_, copy)| is_over(copy)).map(|(id, _)| *id).collect();
         over.iter().for_each(|id| drop(self.copies.remove(id)));
