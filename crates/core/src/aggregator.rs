@@ -604,6 +604,7 @@ mod tests {
                 overrides: vec![],
                 switches: vec![],
                 seed: 0,
+                resumed: None,
             },
         );
         let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1 };

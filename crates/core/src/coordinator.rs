@@ -7,6 +7,7 @@
 
 mod aggregators;
 mod barriers;
+mod checkpoints;
 mod commands;
 mod config;
 mod declarations;
@@ -24,9 +25,10 @@ mod vacancy;
 mod warnings;
 mod workers;
 
-pub use config::JobConfig;
+pub use config::{Checkpointing, JobConfig};
 
 use crate::address::Addresses;
+use crate::checkpoint::{self, Manifest, Request, Response, SavedFile, SavedTable};
 use crate::policy::{Axis, PolicyOverride};
 use crate::prng::Prng;
 use crate::registry::Registry;
@@ -37,10 +39,11 @@ use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Standing, Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Welcome,
 };
 use aggregators::Aggregators;
 use barriers::{Arrival, Barriers};
+use checkpoints::{Checkpoints, Step};
 use commands::Commands;
 use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
@@ -84,12 +87,18 @@ pub struct Coordinator {
     routes: Routes,
     commands: Commands,
     queries: StatusQueries,
+    /// From when the shards have entered the plan, where there is an archive.
+    checkpoints: Option<Checkpoints>,
+    /// Tells checkpoints of this run from those of others.
+    run: u64,
     standstill: Standstill,
     outputs: Outbox,
 }
 
 /// Readers' incarnations are drawn apart from workers'.
 const READERS_FORK: u64 = 1;
+/// Names of checkpoints are no secret, and tell nothing of one.
+const RUN_FORK: u64 = 2;
 
 impl Coordinator {
     /// A coordinator that waits for the job's members. The configuration must have passed [`JobConfig::check`].
@@ -116,6 +125,8 @@ impl Coordinator {
             routes: Routes::default(),
             commands: Commands::default(),
             queries: StatusQueries::default(),
+            checkpoints: None,
+            run: Prng::fork(secret, RUN_FORK).next_u64(),
             standstill: Standstill::default(),
             outputs: Outbox::default(),
         }
@@ -282,8 +293,14 @@ impl Coordinator {
                 self.barriers.idlers_mut().note(id, number, version);
                 self.settle_barriers(now, None);
             }
+            Control::CheckpointTaken { number, outcome } => {
+                if let Some(checkpoints) = &mut self.checkpoints {
+                    checkpoints.take(now, id, number, outcome);
+                }
+                self.follow_checkpoints(now);
+            }
             Control::Stop { error: Some(error) } => {
-                self.end(Some(control::sentence(format!("{id}: {error}"))));
+                self.end(now, Some(control::sentence(format!("{id}: {error}"))));
             }
             Control::PlanQuery => {
                 self.servers.forget_informed(id);
@@ -322,6 +339,7 @@ impl Coordinator {
         match message {
             Control::StatusQuery => self.query_status(now, asker),
             Control::Set(rule) => self.set_policy(now, number, rule),
+            Control::CheckpointRequest => self.ask_checkpoint(now, number),
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
@@ -382,14 +400,14 @@ impl Coordinator {
         let (shards, members) = (self.servers.served(), self.workers.original_members());
         let plan = match self.declarations.plan(&self.config, &self.registry, shards, members) {
             Ok(plan) => plan,
-            Err(why) => return self.end(Some(format!("the job cannot be planned: {why}"))),
+            Err(why) => return self.end(now, Some(format!("the job cannot be planned: {why}"))),
         };
         let sync = plan.policy_of(TableId(0), ServerId(0)).sync(&self.registry);
         if let Ok(sync) = sync
             && !sync.overlap
         {
             let workers = plan.members.iter().map(|member| member.worker);
-            self.scheduler = Some(Scheduler::new(sync, workers, plan.seed));
+            self.scheduler = Some(Scheduler::new(sync, workers, plan.seed, plan.first_clock()));
         }
         self.epochs = Some(Epochs::new(plan));
         self.warn();
@@ -410,6 +428,8 @@ impl Coordinator {
             self.send(NodeId::Shard(id), &message);
             let idle = self.barriers.idlers().message();
             idle.into_iter().for_each(|message| self.send(NodeId::Shard(id), &message));
+            let order = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.order().cloned());
+            order.into_iter().for_each(|order| self.send(NodeId::Shard(id), &Control::Checkpoint(order)));
         }
     }
 
@@ -445,8 +465,8 @@ impl Coordinator {
             (Change::Joining { worker, .. }, Some(scheduler)) => scheduler.join(*worker),
             _ => 0,
         };
-        // A joining worker's first clock is 1 or later: the first round is for those whom the job begins with.
-        let at_least = scheduled.max(1);
+        // A joining worker's first clock is later than the job's: the first round is for those whom the job begins with.
+        let at_least = scheduled.max(epochs.newest().first_clock() + 1);
         let message = epochs.make(now, change.clone(), at_least);
         self.tell_informed(&message);
         if let (Some(scheduler), Some(epochs)) = (&mut self.scheduler, &self.epochs) {
@@ -471,11 +491,12 @@ impl Coordinator {
         if self.stage == Stage::Starting && epochs.are_ready() {
             self.stage = Stage::Running;
             // Another process may have the rank by now: it joins when it has declared its tables.
+            let plan = epochs.settled();
             let is_original = |member: &&Member| {
-                member.standing == Standing::From(0)
+                plan.is_original(member)
                     && self.workers.incarnation(member.worker) == Some(member.incarnation)
             };
-            let members = epochs.settled().members.iter().filter(is_original);
+            let members = plan.members.iter().filter(is_original);
             let originals: Vec<WorkerId> = members.map(|member| member.worker).collect();
             for worker in originals {
                 self.workers.run(now, worker);
@@ -484,6 +505,7 @@ impl Coordinator {
             }
             let readers: Vec<WorkerId> = self.readers.ids().collect();
             readers.into_iter().for_each(|reader| self.inform_reader(reader));
+            self.begin_checkpoints(now);
         }
         self.settle_epochs(now);
     }
@@ -561,7 +583,12 @@ impl Coordinator {
         if report.shard != id || report.tables.len() > tables {
             return self.log(format!("ignored a report of {id} that is not about its tables"));
         }
+        let version = report.tables.iter().map(|table| table.version).max();
         self.servers.take_report(now, id, report);
+        if let (Some(checkpoints), Some(version)) = (&mut self.checkpoints, version) {
+            checkpoints.note_version(now, version);
+        }
+        self.follow_checkpoints(now);
         self.queries.reported(id);
         self.answer_queries(now);
     }
@@ -571,6 +598,10 @@ impl Coordinator {
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
+        if let (Some(checkpoints), Some(clock)) = (&mut self.checkpoints, self.workers.slowest_clock()) {
+            checkpoints.note_progress(clock);
+        }
+        self.follow_checkpoints(now);
         let straggler = self.stragglers.judge(now, &self.workers, self.config.servers);
         straggler.into_iter().for_each(|line| self.log(line));
         if !self.workers.is_live(worker) || self.workers.is_running(worker) {
@@ -627,7 +658,7 @@ impl Coordinator {
             let error = self.workers.have_all_died().then(|| "all workers died".into());
             // One that died may come back to finish its work, though others have left with theirs done.
             if self.workers.count(MemberState::Dead) == 0 {
-                return self.end(error);
+                return self.end(now, error);
             }
             self.wait_for(now, None, error);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
@@ -675,7 +706,7 @@ impl Coordinator {
         if self.vacancy_deadline().is_some_and(|deadline| deadline <= now)
             && let Some(vacancy) = self.vacancy.take()
         {
-            self.end(vacancy.error);
+            self.end(now, vacancy.error);
         }
     }
 
@@ -759,11 +790,110 @@ impl Coordinator {
         self.outputs.push_back(Output::send(to, message));
     }
 
-    fn end(&mut self, error: Option<String>) {
+    /// The shards have entered the first plan.
+    fn begin_checkpoints(&mut self, now: Time) {
+        let (Some(config), Some(epochs)) = (&self.config.checkpoints, &self.epochs) else { return };
+        let first = epochs.newest().first_clock();
+        self.checkpoints = Some(Checkpoints::new(now, config, self.run, first, self.servers.ids()));
+        if let Some(manifest) = &config.resume {
+            let line = format!("the job goes on from checkpoint {}, at clock {first}", manifest.folder);
+            self.note(line);
+        }
+        self.follow_checkpoints(now);
+    }
+
+    /// A command asks for a checkpoint.
+    fn ask_checkpoint(&mut self, now: Time, number: u32) {
+        match &mut self.checkpoints {
+            Some(checkpoints) => {
+                checkpoints.ask(now, NodeId::Admin(number));
+                self.commands.wait(number);
+                self.follow_checkpoints(now);
+            }
+            None => {
+                let message = match self.config.checkpoints {
+                    Some(_) => format!("the job has not started ({})", self.phase()),
+                    None => "the job has no place for checkpoints; start its servers with --checkpoint DIR".into(),
+                };
+                self.refuse(NodeId::Admin(number), Cause::Policy, message);
+            }
+        }
+    }
+
+    /// Does what the checkpoint under way needs next.
+    fn follow_checkpoints(&mut self, now: Time) {
+        while let Some(step) = self.checkpoints.as_mut().and_then(Checkpoints::poll) {
+            match step {
+                Step::Order(order) => {
+                    let shards: Vec<ShardId> = self.servers.informed().collect();
+                    let message = Control::Checkpoint(order);
+                    shards.into_iter().for_each(|id| self.send(NodeId::Shard(id), &message));
+                }
+                Step::Complete { folder, clock, files, keep } => {
+                    if let Some(manifest) = self.manifest(folder, clock, files) {
+                        let request = Request::Complete { manifest: Box::new(manifest), keep };
+                        self.outputs.push_back(Output::Archive(Box::new(request)));
+                    }
+                }
+                Step::Note(line) => self.note(line),
+                Step::Warn(line) => self.log(line),
+                Step::Answer(asker, outcome) => {
+                    if let NodeId::Admin(number) = asker {
+                        self.commands.answered(now, number);
+                    }
+                    match outcome {
+                        Ok(sentence) => self.send(asker, &Control::Done(sentence)),
+                        Err(why) => self.refuse(asker, Cause::Unsettled, why),
+                    }
+                }
+                Step::End => self.end_now(None),
+            }
+        }
+    }
+
+    /// The manifest of a checkpoint of the job as it is.
+    fn manifest(&self, folder: String, clock: Clock, files: Vec<SavedFile>) -> Option<Manifest> {
+        let plan = self.epochs.as_ref()?.newest();
+        let table = |(number, table): (u32, &TableSpec)| {
+            let policy = plan.policy_of(TableId(number), ServerId(0));
+            SavedTable {
+                table: table.clone(),
+                optimizer: policy.get(Axis::Optimizer).to_owned(),
+                sync: policy.get(Axis::Sync).to_owned(),
+            }
+        };
+        let switches = plan.switches.iter().map(|switch| &switch.rule);
+        Some(Manifest {
+            format: checkpoint::FORMAT,
+            job: self.config.job.clone(),
+            folder,
+            clock,
+            workers: plan.workers,
+            seed: plan.seed,
+            policy: plan.policy.clone(),
+            overrides: plan.overrides.iter().chain(switches).cloned().collect(),
+            tables: (0..).zip(&plan.tables).map(table).collect(),
+            files,
+        })
+    }
+
+    /// The job is over: at once if it failed, and when its last checkpoint is complete otherwise.
+    fn end(&mut self, now: Time, error: Option<String>) {
+        if error.is_none()
+            && self.stage == Stage::Running
+            && self.checkpoints.as_mut().is_some_and(|checkpoints| checkpoints.finish(now))
+        {
+            return self.follow_checkpoints(now);
+        }
+        self.end_now(error);
+    }
+
+    fn end_now(&mut self, error: Option<String>) {
         if self.stage == Stage::Over {
             return;
         }
         self.stage = Stage::Over;
+        self.checkpoints = None;
         self.failure.clone_from(&error);
         let waited = stragglers::summary(&self.workers.waited(), self.config.servers);
         waited.into_iter().for_each(|line| self.note(line));
@@ -828,7 +958,7 @@ impl Coordinator {
         self.expire_aggregators(now);
         self.expire_readers(now);
         if let Some(error) = self.servers.overdue(now, &self.standstill) {
-            return self.end(Some(error));
+            return self.end(now, Some(error));
         }
         let grace = self.config.worker_timeout;
         while is_planned && let Some(id) = self.servers.poll_silent(now, grace, &self.standstill) {
@@ -935,6 +1065,7 @@ impl Role for Coordinator {
             NodeId::Admin(id) => self.commands.lose(id),
             NodeId::Coordinator => {}
         }
+        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.forget(peer));
         self.queries.forget(peer);
     }
 
@@ -992,6 +1123,8 @@ impl Role for Coordinator {
         self.send_releases();
         self.answer_queries(now);
         self.answer_unsettled(now);
+        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.handle_timeout(now));
+        self.follow_checkpoints(now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Admin(id).into() });
         }
@@ -1011,8 +1144,16 @@ impl Role for Coordinator {
         let behind = self.epochs.as_ref().and_then(|epochs| epochs.next_deadline(grace, &self.standstill));
         let behind = behind.filter(|_| !is_over);
         let readers = self.readers.next_deadline(grace, &self.standstill).filter(|_| !is_over);
+        let checkpoints = self.checkpoints.as_ref().and_then(Checkpoints::next_timeout).filter(|_| !is_over);
         let all = [workers, readers, servers, queries, scheduler, standstill, idle, vacancy, silent, behind];
-        all.into_iter().flatten().min()
+        all.into_iter().chain([checkpoints]).flatten().min()
+    }
+
+    fn handle_archived(&mut self, now: Time, response: Response) {
+        if let (Response::Completed { folder, outcome }, Some(checkpoints)) = (response, &mut self.checkpoints) {
+            checkpoints.completed(now, &folder, outcome);
+        }
+        self.follow_checkpoints(now);
     }
 
     fn poll_output(&mut self) -> Option<Output> {

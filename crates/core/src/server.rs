@@ -6,6 +6,8 @@
 
 mod accumulators;
 pub(crate) mod aggregators;
+mod checkpoints;
+mod cuts;
 mod delivery;
 mod links;
 mod members;
@@ -15,6 +17,7 @@ mod tables;
 mod timers;
 
 use crate::address::Addresses;
+use crate::checkpoint::{self, Request, Response, ShardCut};
 use crate::consistency::PullOutcome;
 use crate::intake::{PushFrame, Taken};
 use crate::limits;
@@ -29,10 +32,12 @@ use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
 use crate::wire::group::{self, Entry};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
+    Cause, Change, CheckpointOrder, CheckpointOutcome, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
     ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
+use checkpoints::{Checkpoints, Ordered};
+use cuts::CutOutcome;
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use links::Links;
 use members::Members;
@@ -76,6 +81,7 @@ pub struct Shard {
     has_judge: bool,
     delivery: Delivery,
     links: Links,
+    checkpoints: Checkpoints,
     next_report: Time,
     stopped: bool,
     /// For the coordinator and the driver; [`Delivery`] has its own.
@@ -98,6 +104,7 @@ impl Shard {
             has_judge: false,
             delivery,
             links: Links::default(),
+            checkpoints: Checkpoints::default(),
             next_report: now,
             stopped: false,
             outputs: Outbox::default(),
@@ -156,6 +163,7 @@ impl Shard {
                 let version = self.tables.set_idle(now, &workers, &mut self.delivery);
                 self.tell_coordinator(&Control::IdleNoted { number, version });
             }
+            Control::Checkpoint(order) => self.take_order(order),
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }
@@ -177,6 +185,7 @@ impl Shard {
                     self.apply_change(now, epoch, &change);
                 }
             }
+            None if plan.resumed.is_some() => return self.restore(plan),
             None => {
                 if let Err(error) = self.begin(now, plan) {
                     return self.fail(error);
@@ -184,6 +193,90 @@ impl Shard {
             }
         }
         self.tell_entered();
+    }
+
+    /// Has the driver read what the tables of the first plan held, and enters that when they hold it again.
+    fn restore(&mut self, plan: Plan) {
+        let Some(id) = self.id() else { return };
+        let Some(resumed) = plan.resumed.clone() else { return };
+        if self.checkpoints.is_restoring() {
+            self.checkpoints.keep_plan(plan);
+            return;
+        }
+        match Tables::of_plan(&self.registry, &plan, id) {
+            Ok(tables) => {
+                let request = Request::Restore { resumed, wanted: tables.wanted() };
+                self.tables = tables;
+                self.checkpoints.keep_plan(plan);
+                self.outputs.push_back(Output::Archive(Box::new(request)));
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// What the tables held is here.
+    fn take_restored(&mut self, now: Time, pieces: Result<Vec<Vec<checkpoint::TableCut>>, String>) {
+        let Some((plan, is_stale)) = self.checkpoints.take_plan() else { return };
+        let folder = plan.resumed.as_ref().map_or("", |resumed| &resumed.folder).to_owned();
+        let restored = pieces.and_then(|pieces| self.begin_with(now, plan, &pieces));
+        if let Err(why) = restored {
+            return self.fail(format!("cannot go on from checkpoint {folder}: {why}"));
+        }
+        self.tell_entered();
+        if is_stale {
+            self.tell_coordinator(&Control::PlanQuery);
+        }
+    }
+
+    /// Follows an order of the coordinator to take part in a checkpoint.
+    fn take_order(&mut self, order: CheckpointOrder) {
+        if self.plan.is_none() || !checkpoint::is_name(&order.folder) {
+            return;
+        }
+        let (at, takes_all) = (order.at, order.takes_all);
+        match self.checkpoints.take_order(order) {
+            Ordered::Begin => self.tables.begin_cuts(at, takes_all),
+            Ordered::TakeAll => self.tables.take_all_cuts(),
+            Ordered::Known => self.tell_outcome(),
+        }
+    }
+
+    /// All tables are copied for a checkpoint, or cannot be.
+    fn end_cuts(&mut self) {
+        let (Some(outcome), Some(order)) = (self.tables.poll_cuts(), self.checkpoints.order()) else { return };
+        let outcome = match outcome {
+            CutOutcome::Made(tables) => {
+                let Some(shard) = self.id() else { return };
+                let (folder, job) = (order.folder.clone(), self.config.job.clone());
+                let cut = Box::new(ShardCut { folder, job, clock: order.at, shard, tables });
+                let request = Request::Write { cut, keep: order.keep.clone() };
+                return self.outputs.push_back(Output::Archive(Box::new(request)));
+            }
+            CutOutcome::Missed(version) => CheckpointOutcome::Missed { version },
+            CutOutcome::Failed(why) => CheckpointOutcome::Failed { why },
+        };
+        self.checkpoints.settle(outcome);
+        self.tell_outcome();
+    }
+
+    /// A copy is written, or is not. That of an order which another one has replaced counts for nothing.
+    fn note_written(&mut self, folder: &str, file: Result<checkpoint::SavedFile, String>) {
+        if self.checkpoints.order().is_none_or(|order| order.folder != folder) {
+            return;
+        }
+        self.checkpoints.settle(match file {
+            Ok(file) => CheckpointOutcome::Saved { file, version: self.tables.newest_version() },
+            Err(why) => CheckpointOutcome::Failed { why: control::sentence(why) },
+        });
+        self.tell_outcome();
+    }
+
+    /// Tells the coordinator what came of its order, if that is known.
+    fn tell_outcome(&mut self) {
+        if let Some((number, outcome)) = self.checkpoints.outcome() {
+            let outcome = outcome.clone();
+            self.tell_coordinator(&Control::CheckpointTaken { number, outcome });
+        }
     }
 
     /// Whether a plan leaves this shard to this process: workers would look for its parameters elsewhere otherwise.
@@ -201,9 +294,34 @@ impl Shard {
     fn begin(&mut self, now: Time, plan: Plan) -> Result<(), String> {
         let Some(id) = self.id() else { return Ok(()) };
         self.tables = Tables::of_plan(&self.registry, &plan, id)?;
+        self.enter_first(now, plan, id);
+        Ok(())
+    }
+
+    /// The same where the tables hold what they held at a checkpoint. The plan may be newer than the one that they were set up by.
+    fn begin_with(
+        &mut self,
+        now: Time,
+        plan: Plan,
+        pieces: &[Vec<checkpoint::TableCut>],
+    ) -> Result<(), String> {
+        let Some(id) = self.id() else { return Ok(()) };
+        self.tables = Tables::of_plan(&self.registry, &plan, id)?;
+        self.tables.restore(pieces)?;
+        self.enter_first(now, plan, id);
+        for table in 0..self.tables.len() {
+            if self.tables.get(table).elements() > 0 {
+                self.delivery.version_exists(now, TableId(table as u32), self.tables.get_mut(table));
+            }
+        }
+        Ok(())
+    }
+
+    fn enter_first(&mut self, now: Time, plan: Plan, id: ShardId) {
+        let first = plan.first_clock();
         for &Member { worker, incarnation, standing, .. } in &plan.members {
             match standing {
-                Standing::From(0) => self.members.insert(worker, incarnation),
+                Standing::From(clock) if clock == first => self.members.insert(worker, incarnation),
                 // It joined before this shard was there.
                 Standing::From(_) | Standing::Joining => self.members.join(worker, incarnation),
                 Standing::Left => {}
@@ -212,10 +330,12 @@ impl Shard {
         self.plan = Some(plan);
         self.links.follow(id, &mut self.tables);
         self.tables.settle_all(now, &mut self.delivery);
-        Ok(())
     }
 
     fn take_change(&mut self, now: Time, epoch: u32, change: &Change) {
+        if self.checkpoints.is_restoring() {
+            return self.checkpoints.note_change();
+        }
         let Some(plan) = &self.plan else { return self.tell_coordinator(&Control::PlanQuery) };
         if epoch > plan.epoch + 1 {
             // A change in between is missing.
@@ -995,7 +1115,19 @@ impl Role for Shard {
         self.members.progress(worker)
     }
 
+    fn handle_archived(&mut self, now: Time, response: Response) {
+        match response {
+            Response::Written { folder, file } => self.note_written(&folder, file),
+            Response::Restored(pieces) => self.take_restored(now, pieces),
+            // Manifests are the coordinator's.
+            Response::Completed { .. } => {}
+        }
+    }
+
     fn poll_output(&mut self) -> Option<Output> {
+        if self.tables.has_cuts() {
+            self.end_cuts();
+        }
         // An output is moved once, and not from one option to the next.
         if self.delivery.has_frames() {
             return self.delivery.poll_frame();

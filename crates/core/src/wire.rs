@@ -13,7 +13,9 @@ mod handshake;
 mod header;
 mod plan;
 
-pub use control::{Cause, Control, Fault, FirstClock, IdleWorker, Position, Relay, Route};
+pub use control::{
+    Cause, CheckpointOrder, CheckpointOutcome, Control, Fault, FirstClock, IdleWorker, Position, Relay, Route,
+};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, Owner};
 pub use handshake::{Hello, Party, Refusal, Welcome};
 pub use header::{DType, Flags, Header, Kind, WireError};
@@ -22,7 +24,7 @@ pub use plan::{Change, Member, Plan, ServedShard, Standing, Switch};
 /// Bytes of a header, and the alignment of everything in a stream.
 pub const HEADER_BYTES: usize = 64;
 /// The protocol spoken by this release. Peers with another version are refused at connect.
-pub const WIRE_VERSION: u8 = 11;
+pub const WIRE_VERSION: u8 = 12;
 
 /// A payload's length on the wire.
 pub fn padded(payload_bytes: usize) -> usize {

@@ -1,5 +1,6 @@
 //! Runs a server: its data cores, one thread each, and the coordinator when this is the first server of a job.
 
+use crate::checkpoint::Archive;
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
 use crate::exhaustion;
@@ -64,6 +65,8 @@ pub struct ServerConfig {
     pub seed: u64,
     /// Of so many versions that are broadcast one comes with the digest of its values, which receivers compare with theirs.
     pub digest_every: u64,
+    /// Where the server's checkpoints are, if it keeps any: a folder of its own, or one that all servers share.
+    pub checkpoints: Option<Archive>,
     /// Where log lines go.
     pub log: Log,
 }
@@ -87,6 +90,7 @@ impl ServerConfig {
             faults: FaultPlan::default(),
             seed: 0,
             digest_every: limits::DIGEST_EVERY,
+            checkpoints: None,
             log: Log::stderr(),
         }
     }
@@ -264,6 +268,7 @@ impl Server {
             stop: self.stop.clone(),
             strangers: self.strangers.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
+            archive: config.checkpoints.clone(),
             log: config.log.clone(),
         };
         let event_loop = EventLoop::new(role, setup)?;

@@ -255,6 +255,12 @@ impl Controller {
         }
     }
 
+    /// Begins at a later version than 0, before anything was pushed: that of the checkpoint which a job goes on from.
+    pub fn begin_at(&mut self, version: Clock) {
+        self.state.begin_at(version);
+        self.policy.model.observe(&self.state);
+    }
+
     /// The policy in force.
     pub fn policy(&self) -> &SyncPolicy {
         &self.policy

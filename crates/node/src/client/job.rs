@@ -109,6 +109,7 @@ impl Job {
             stop: shared.stop_flag().clone(),
             strangers: strangers.clone(),
             injection: options.injection.clone(),
+            archive: None,
             log: options.log.clone(),
         };
         hands::job_begins();

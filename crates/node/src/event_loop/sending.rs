@@ -41,6 +41,7 @@ impl<C: RoleCell> EventLoop<C> {
                     }
                 }
                 Output::Listen => self.open_listeners(),
+                Output::Archive(request) => self.archivist.ask(*request),
                 Output::Log(level, line) => self.setup.log.line(level, &line),
                 Output::Stop { error } => {
                     // Last words that an injected delay holds back are heard too.

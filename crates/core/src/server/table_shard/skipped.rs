@@ -68,6 +68,26 @@ impl SkippedSteps {
         present
     }
 
+    /// All runs of elements that missed steps: the chunk, the elements in it, and how many.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, Range<usize>, u32)> {
+        self.chunks.iter().flat_map(|(&chunk, runs)| {
+            let starts = [0].into_iter().chain(runs.iter().map(|run| run.end));
+            let runs = starts.zip(runs).filter(|(_, run)| run.skipped > 0);
+            runs.map(move |(start, run)| (chunk, start as usize..run.end as usize, run.skipped))
+        })
+    }
+
+    /// Says how many steps the elements of a chunk missed: for each run, where it ends, and how many. Runs are ascending and cover
+    /// the chunk.
+    pub(super) fn set(&mut self, chunk: usize, runs: impl IntoIterator<Item = (usize, u32)>) {
+        let mut joined = Vec::new();
+        runs.into_iter().for_each(|(end, skipped)| append(&mut joined, Run { end: end as u32, skipped }));
+        self.chunks.remove(&chunk);
+        if joined.iter().any(|run| run.skipped > 0) {
+            self.chunks.insert(chunk, joined);
+        }
+    }
+
     pub(super) fn memory_bytes(&self) -> usize {
         self.chunks.values().map(|runs| runs.capacity() * size_of::<Run>()).sum()
     }
