@@ -6,6 +6,7 @@ use crate::player::Player;
 use crate::spectator::Spectator;
 use paramill_core::address::Addresses;
 use paramill_core::aggregator::Aggregator;
+use paramill_core::checkpoint::Response;
 use paramill_core::coordinator::Coordinator;
 use paramill_core::landing::{Destination, Landing};
 use paramill_core::role::{Body, Lost, Output, Role};
@@ -91,6 +92,10 @@ impl Role for Actor {
 
     fn handle_listening(&mut self, now: Time, addresses: Option<Addresses>) {
         self.role_mut().handle_listening(now, addresses);
+    }
+
+    fn handle_archived(&mut self, now: Time, response: Response) {
+        self.role_mut().handle_archived(now, response);
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {

@@ -21,6 +21,7 @@ mod travelling;
 pub use node::Ended;
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
+use crate::archive::Archive;
 use crate::network::{HostId, Network, Parcel, Passage};
 use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet};
@@ -59,6 +60,7 @@ pub struct World<R> {
     /// Decides what real networks leave to chance: whether a payload comes in one piece with its header.
     dice: Prng,
     copies: Copies,
+    archive: Archive,
     /// Channels with frames that the role has just queued, by connection and the side that receives.
     dirty: Vec<(usize, usize)>,
     /// What some nodes sent to others is not read, by sender and receiver: how many of these frames may be.
@@ -92,6 +94,7 @@ impl<R: Role> World<R> {
             rules: RuleSet::default(),
             dice: Prng::fork(seed, 0x6c61_6e64),
             copies: Copies::default(),
+            archive: Archive::default(),
             dirty: Vec::new(),
             holds: BTreeMap::new(),
             rebirths: Vec::new(),
@@ -150,6 +153,16 @@ impl<R: Role> World<R> {
     /// The last lines that nodes logged, oldest first.
     pub fn log(&self) -> impl Iterator<Item = &str> {
         self.log.iter().map(String::as_str)
+    }
+
+    /// The checkpoints that the nodes of this world have written.
+    pub fn archive(&self) -> &Archive {
+        &self.archive
+    }
+
+    /// The same, to have it fail, or to begin with what another world has written.
+    pub fn archive_mut(&mut self) -> &mut Archive {
+        &mut self.archive
     }
 
     /// The network.
@@ -392,6 +405,7 @@ impl<R: Role> World<R> {
             Event::Unreachable { node, .. }
             | Event::Read { node }
             | Event::Timer { node }
+            | Event::Archived { node, .. }
             | Event::Pause { node, .. }
             | Event::Resume { node }
             | Event::Crash { node }
@@ -481,6 +495,13 @@ impl<R: Role> World<R> {
                     node.role.handle_timeout(now);
                 }
             }
+            Event::Archived { life, request, .. } => {
+                if life != self.nodes[index].life {
+                    return Ok(false);
+                }
+                let response = self.archive.carry_out(*request);
+                self.nodes[index].role.handle_archived(now, response);
+            }
             Event::Dial { from, life, name, hello, .. } => self.accept(index, (from, life), name, &hello),
             Event::Dialled { connection, welcome } => {
                 let Connection { ends: [End { name, .. }, _], is_open, life, .. } =
@@ -541,6 +562,10 @@ impl<R: Role> World<R> {
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
                 Output::Listen => self.listen(index),
+                Output::Archive(request) => {
+                    let (at, life) = (self.now + self.archive.latency(), self.nodes[index].life);
+                    self.queue.push(at, Event::Archived { node: index, life, request });
+                }
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {
