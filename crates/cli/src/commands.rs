@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod bench;
+mod checkpoint;
 mod components;
 mod config;
 mod doctor;
@@ -38,6 +39,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Launch(args) => launch::run(&args, &registry, output),
         Command::Status(args) => status::run(&args, output),
         Command::Subscribe(args) => subscribe::run(&args, output),
+        Command::Save(args) => checkpoint::run(&args, output),
         Command::Set(args) => set::run(&args, &registry, output),
         Command::Doctor(args) => doctor::run(&args, output),
         Command::Sim(args) => sim::run(&args.command, output),

@@ -194,6 +194,20 @@ pub fn folder(clock: Clock, run: u64, number: u64) -> String {
     format!("step-{clock:010}-{:08x}-{number}", run as u32)
 }
 
+/// Whether a folder is of an earlier attempt than another one, or of another run. Without this a server that is slow to write for
+/// an order which was given up would remove what others have written for the next.
+pub fn is_outdated(name: &str, by: &str) -> bool {
+    let attempt = |name: &str| {
+        let (rest, number) = name.rsplit_once('-')?;
+        let (_, run) = rest.rsplit_once('-')?;
+        Some((run.to_owned(), number.parse::<u64>().ok()?))
+    };
+    match (attempt(name), attempt(by)) {
+        (Some((run, number)), Some((newer_run, newer))) => run != newer_run || number < newer,
+        _ => false,
+    }
+}
+
 /// The file of a shard.
 pub fn file(shard: ShardId) -> String {
     format!("server-{}-core-{}.safetensors", shard.server.0, shard.core)
@@ -358,6 +372,15 @@ mod tests {
             let why = saved.check_tables(&tables).unwrap_err();
             assert!(why.contains(words), "{why}");
         }
+    }
+
+    #[test]
+    fn only_earlier_attempts_and_other_runs_are_outdated() {
+        let own = folder(20, 7, 5);
+        let outdated = |clock, run, number| is_outdated(&folder(clock, run, number), &own);
+        assert!(outdated(30, 7, 4) && outdated(20, 8, 9));
+        assert!(!outdated(20, 7, 5) && !outdated(10, 7, 6));
+        assert!(!is_outdated("step-by-hand", &own));
     }
 
     #[test]

@@ -813,7 +813,9 @@ impl Coordinator {
             None => {
                 let message = match self.config.checkpoints {
                     Some(_) => format!("the job has not started ({})", self.phase()),
-                    None => "the job has no place for checkpoints; start its servers with --checkpoint DIR".into(),
+                    None => {
+                        "the job has no place for checkpoints; start its servers with --checkpoint DIR".into()
+                    }
                 };
                 self.refuse(NodeId::Admin(number), Cause::Policy, message);
             }
@@ -1150,7 +1152,9 @@ impl Role for Coordinator {
     }
 
     fn handle_archived(&mut self, now: Time, response: Response) {
-        if let (Response::Completed { folder, outcome }, Some(checkpoints)) = (response, &mut self.checkpoints) {
+        if let (Response::Completed { folder, outcome }, Some(checkpoints)) =
+            (response, &mut self.checkpoints)
+        {
             checkpoints.completed(now, &folder, outcome);
         }
         self.follow_checkpoints(now);

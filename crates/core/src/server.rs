@@ -32,8 +32,8 @@ use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
 use crate::wire::group::{self, Entry};
 use crate::wire::{
-    Cause, Change, CheckpointOrder, CheckpointOutcome, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
-    ServedShard, Standing, Welcome,
+    Cause, Change, CheckpointOrder, CheckpointOutcome, Control, Fault, FirstClock, Header, Hello, Kind,
+    Member, Party, Plan, Position, Refusal, ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
 use checkpoints::{Checkpoints, Ordered};
@@ -243,7 +243,9 @@ impl Shard {
 
     /// All tables are copied for a checkpoint, or cannot be.
     fn end_cuts(&mut self) {
-        let (Some(outcome), Some(order)) = (self.tables.poll_cuts(), self.checkpoints.order()) else { return };
+        let (Some(outcome), Some(order)) = (self.tables.poll_cuts(), self.checkpoints.order()) else {
+            return;
+        };
         let outcome = match outcome {
             CutOutcome::Made(tables) => {
                 let Some(shard) = self.id() else { return };

@@ -8,7 +8,8 @@ mod file;
 mod manifest;
 
 use paramill_core::checkpoint::{
-    Digest, Manifest, Request, Resumed, Response, SavedFile, ShardCut, TableCut, Wanted, file as file_name, is_name,
+    Digest, Manifest, Request, Response, Resumed, SavedFile, ShardCut, TableCut, Wanted, file as file_name,
+    is_name, is_outdated,
 };
 use paramill_core::types::Clock;
 use std::fs::{self, File};
@@ -115,7 +116,9 @@ impl Archive {
                 }
                 Ok(manifest) if manifest.folder != name => {
                     let was = manifest.folder;
-                    survey.passed_over.push(format!("checkpoint {name} was called {was}; call it that again"));
+                    survey
+                        .passed_over
+                        .push(format!("checkpoint {name} was called {was}; call it that again"));
                 }
                 Ok(manifest) => {
                     let modified = fs::metadata(&path).and_then(|metadata| metadata.modified());
@@ -218,7 +221,8 @@ impl Archive {
         fs::create_dir_all(&folder)?;
         let temporary = folder.join(format!(".{name}.part"));
         let written = (|| {
-            let mut out = file::Digesting::new(io::BufWriter::with_capacity(1 << 20, File::create(&temporary)?));
+            let mut out =
+                file::Digesting::new(io::BufWriter::with_capacity(1 << 20, File::create(&temporary)?));
             write(&mut out)?;
             let (out, bytes, digest) = out.finish();
             out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
@@ -234,12 +238,12 @@ impl Archive {
         written
     }
 
-    /// Removes folders of checkpoints that were never completed, or are not to be kept and have lost their manifest. That this fails
-    /// harms nobody.
+    /// Removes folders of earlier checkpoints that were never completed, or are not to be kept and have lost their manifest. That
+    /// this fails harms nobody.
     fn remove_incomplete(&self, own: &str, keep: &[String]) {
         for name in self.folders().unwrap_or_default() {
             let folder = self.path.join(&name);
-            let is_kept = name == own || keep.contains(&name);
+            let is_kept = !is_outdated(&name, own) || keep.contains(&name);
             if !is_kept && !folder.join(MANIFEST).exists() {
                 let _ = fs::remove_dir_all(folder);
             }
@@ -296,7 +300,8 @@ impl Archive {
             }
         }
         for (wanted, pieces) in wanted.iter().zip(&pieces) {
-            let found: u64 = pieces.iter().flat_map(|piece: &TableCut| &piece.ranges).map(|range| range.len).sum();
+            let found: u64 =
+                pieces.iter().flat_map(|piece: &TableCut| &piece.ranges).map(|range| range.len).sum();
             let needed: u64 = wanted.ranges.iter().map(|range| range.end - range.start).sum();
             if found != needed && !absent.is_empty() {
                 return Err(format!(

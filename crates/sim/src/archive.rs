@@ -3,6 +3,7 @@
 
 use paramill_core::checkpoint::{
     CutRange, Digest, Manifest, Request, Response, SavedFile, ShardCut, SkippedRun, TableCut, Wanted, file,
+    is_outdated,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -64,7 +65,7 @@ impl Archive {
                 let name = file(cut.shard);
                 let manifests = &self.manifests;
                 self.files.retain(|(other, _), _| {
-                    *other == folder || keep.contains(other) || manifests.contains_key(other)
+                    !is_outdated(other, &folder) || keep.contains(other) || manifests.contains_key(other)
                 });
                 let bytes = cut.tables.iter().map(|table| table.parameters.len() as u64 * 4).sum();
                 self.files.insert((folder.clone(), name.clone()), *cut);

@@ -368,7 +368,9 @@ mod tests {
     /// Has all shards save; the folder, clock and what is kept.
     fn complete(checkpoints: &mut Checkpoints, version: Clock) -> (Clock, Vec<String>) {
         (0..2).for_each(|server| saved(checkpoints, server, version));
-        let Some(Step::Complete { folder, clock, files, keep }) = checkpoints.poll() else { panic!("all saved") };
+        let Some(Step::Complete { folder, clock, files, keep }) = checkpoints.poll() else {
+            panic!("all saved")
+        };
         assert_eq!(files.len(), 2);
         checkpoints.completed(Time::ZERO, &folder, Ok(()));
         assert!(matches!(checkpoints.poll(), Some(Step::Note(_))));
@@ -416,7 +418,8 @@ mod tests {
         let outcome = CheckpointOutcome::Failed { why: "the disk is full".into() };
         checkpoints.take(Time::ZERO, shard(1), first.number, outcome);
         let Some(Step::Warn(line)) = checkpoints.poll() else { panic!("it is told") };
-        let words = "the checkpoint at step 10 failed: server 1 core 0: the disk is full; old stays the newest";
+        let words =
+            "the checkpoint at step 10 failed: server 1 core 0: the disk is full; old stays the newest";
         assert_eq!(line, words);
         assert_eq!(order(&mut checkpoints).at, 20);
     }

@@ -123,7 +123,10 @@ fn header(cut: &ShardCut) -> io::Result<String> {
                 let whole: u64 = table.shape.iter().product();
                 let (mut name, shape) = match range.len == whole {
                     true => (table.name.clone(), table.shape.clone()),
-                    false => (format!("{}[{}:{}]", table.name, range.start, range.start + range.len), vec![range.len]),
+                    false => (
+                        format!("{}[{}:{}]", table.name, range.start, range.start + range.len),
+                        vec![range.len],
+                    ),
                 };
                 if let Some(slot) = array.checked_sub(1) {
                     name.push_str(&format!("#slot{slot}"));
@@ -173,7 +176,8 @@ impl Reader {
         let (start, mut data) = (8 + header, 0u64);
         for table in &contents.tables {
             let arrays = (table.slots as u64).checked_add(1).and_then(|arrays| arrays.checked_mul(4));
-            let bytes = table.elements().zip(arrays).and_then(|(elements, bytes)| elements.checked_mul(bytes));
+            let bytes =
+                table.elements().zip(arrays).and_then(|(elements, bytes)| elements.checked_mul(bytes));
             data = bytes.and_then(|bytes| data.checked_add(bytes)).ok_or_else(no_checkpoint)?;
         }
         if start.checked_add(data) != Some(length) {

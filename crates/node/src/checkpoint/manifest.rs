@@ -38,7 +38,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Manifest, String> {
     if digest(blank.as_bytes()).to_string() != written {
         return Err(damaged());
     }
-    let manifest: Manifest = serde_json::from_str(text).map_err(|error| format!("cannot be read: {error}"))?;
+    let manifest: Manifest =
+        serde_json::from_str(text).map_err(|error| format!("cannot be read: {error}"))?;
     let names = manifest.files.iter().map(|file| &file.name).chain([&manifest.folder]);
     if !names.into_iter().all(|name| is_name(name)) {
         return Err("names files that are elsewhere".into());

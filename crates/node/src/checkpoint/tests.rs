@@ -83,7 +83,10 @@ fn every_range_is_found_in_whichever_file_it_is() {
     assert_eq!(ranges, [1..3, 4..6, 6..9]);
     for piece in &pieces {
         let start = piece.ranges[0].start as f32;
-        assert_eq!((piece.parameters[0], piece.slots[0][0], piece.slots[1][0]), (start, start + 100.0, start + 200.0));
+        assert_eq!(
+            (piece.parameters[0], piece.slots[0][0], piece.slots[1][0]),
+            (start, start + 100.0, start + 200.0)
+        );
     }
     assert_eq!(pieces[0].skipped, [SkippedRun { start: 1, len: 1, skipped: 2 }]);
     assert_eq!(pieces[1].skipped, []);
@@ -97,7 +100,10 @@ fn the_newest_complete_one_is_found_and_others_go() {
     save(&archive, "step-1", 5, &[]);
     save(&archive, "step-2", 10, &["step-1"]);
     // Somebody was killed before the manifest was there.
-    archive.carry_out(Request::Write { cut: cut("step-3", 0, 0, 6), keep: vec!["step-1".into(), "step-2".into()] });
+    archive.carry_out(Request::Write {
+        cut: cut("step-3", 0, 0, 6),
+        keep: vec!["step-1".into(), "step-2".into()],
+    });
     let survey = archive.begin("job", true).unwrap();
     assert_eq!(survey.newest.map(|newest| newest.folder).as_deref(), Some("step-2"));
     assert_eq!(survey.kept, [(5, "step-1".to_owned()), (10, "step-2".to_owned())]);
@@ -107,6 +113,20 @@ fn the_newest_complete_one_is_found_and_others_go() {
     assert!(why.contains("has checkpoint step-4; give --resume"), "{why}");
     let why = archive.begin("other", true).unwrap_err().to_string();
     assert!(why.contains("has checkpoints of job `job`, and this is job `other`"), "{why}");
+}
+
+#[test]
+fn a_server_that_writes_for_an_order_that_was_given_up_removes_nothing_newer() {
+    let (_folder, archive) = archive();
+    let name = |number| paramill_core::checkpoint::folder(number * 10, 1, number);
+    let write = |number, server| {
+        archive.carry_out(Request::Write { cut: cut(&name(number), server, 0, 6), keep: vec![] });
+    };
+    write(1, 0);
+    write(2, 0);
+    assert_eq!(archive.folders().unwrap(), [name(2)]);
+    write(1, 1);
+    assert_eq!(archive.folders().unwrap(), [name(1), name(2)]);
 }
 
 /// Tries `bytes` in place of a file; what the survey says then.
@@ -170,7 +190,9 @@ fn a_newer_format_is_told_and_passed_over() {
     assert_eq!(survey.newest.map(|newest| newest.folder).as_deref(), Some("step-1"));
     assert_eq!(
         survey.passed_over,
-        ["the manifest of checkpoint step-2 is of format 7, and this release reads formats up to 1; step-1 is whole"]
+        [
+            "the manifest of checkpoint step-2 is of format 7, and this release reads formats up to 1; step-1 is whole"
+        ]
     );
 }
 

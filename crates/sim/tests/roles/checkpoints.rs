@@ -75,7 +75,8 @@ fn train(bench: &mut Bench, until: u64) {
             }
             let clock = bench.worker(worker).current_clock();
             if clock < until {
-                let gradient = |at: usize| ((at as f32 + 1.3) * (clock as f32 + 0.7) * (worker as f32 + 0.9)).sin();
+                let gradient =
+                    |at: usize| ((at as f32 + 1.3) * (clock as f32 + 0.7) * (worker as f32 + 0.9)).sin();
                 let gradient: Vec<f32> = (0..ELEMENTS).map(gradient).collect();
                 let now = bench.now();
                 let pushed = bench.worker_mut(worker).push(now, W, Gradient::Dense(&gradient), true);
@@ -141,8 +142,16 @@ fn a_cut_is_one_version_everywhere_and_the_job_goes_on_with_the_same_bits() {
 
 #[test]
 fn every_model_goes_on_with_another_number_of_workers_and_through_aggregators() {
-    let models =
-        ["bsp", "asp", "ssp:s=2", "dsps:min=1,max=4", "drop:n=2", "pssp:s=1,c=0.5", "psp:c=2,tau1=0.01", "quorum:q=0.7"];
+    let models = [
+        "bsp",
+        "asp",
+        "ssp:s=2",
+        "dsps:min=1,max=4",
+        "drop:n=2",
+        "pssp:s=1,c=0.5",
+        "psp:c=2,tau1=0.01",
+        "quorum:q=0.7",
+    ];
     for sync in models {
         let config = saving(job(3, 2, sync, ADAM), 4, &Archive::default(), false);
         // Nobody pushes one of the tables: its version stays 0.
@@ -156,7 +165,10 @@ fn every_model_goes_on_with_another_number_of_workers_and_through_aggregators() 
             let config = saving(job(workers, 1, sync, ADAM), 4, &archive, true);
             let mut bench = start_with(&with_frozen(), config, 2, through, Some(archive.clone()));
             assert_eq!(bench.parameters(TableId(1), FROZEN), [3.0; FROZEN]);
-            assert!((0..workers as usize).all(|worker| bench.worker(worker).current_clock() == clock), "{sync}");
+            assert!(
+                (0..workers as usize).all(|worker| bench.worker(worker).current_clock() == clock),
+                "{sync}"
+            );
             train(&mut bench, clock + 20);
             bench.pass(1.0);
             assert!(clocks(&bench).last() > Some(&clock), "{sync}: {:?}", bench.log());
@@ -178,7 +190,10 @@ fn a_full_disk_costs_the_checkpoint_and_nothing_else() {
     assert_eq!(clocks(&bench), [15, 20]);
     let told = bench.log().into_iter().find(|line| line.contains("failed"));
     let told = told.expect("it is told").to_owned();
-    assert!(told.contains("no space left") && told.contains("step-0000000020") && told.contains("stays"), "{told}");
+    assert!(
+        told.contains("no space left") && told.contains("step-0000000020") && told.contains("stays"),
+        "{told}"
+    );
     bench.world.archive_mut().set_full(false);
     train(&mut bench, 100);
     bench.pass(1.0);
@@ -223,7 +238,11 @@ fn a_job_that_ends_leaves_what_it_came_to() {
     }
     bench.pass(1.0);
     assert_eq!(clocks(&bench), [7], "{:?}", bench.log());
-    assert!(bench.stopped().len() >= 3 && bench.stopped().iter().all(Option::is_none), "{:?}", bench.stopped());
+    assert!(
+        bench.stopped().len() >= 3 && bench.stopped().iter().all(Option::is_none),
+        "{:?}",
+        bench.stopped()
+    );
     let archive = bench.world.archive().clone();
     let bench = start(saving(job(1, 1, "bsp", ADAM), 5, &archive, true), 1, Some(archive));
     assert_eq!(bits(&bench), trained);
@@ -263,5 +282,8 @@ fn what_does_not_fit_the_checkpoint_is_told() {
     empty.declare_and_start(&tables());
     empty.pass(1.0);
     let why = empty.stopped().into_iter().flatten().next().expect("the job fails");
-    assert!(why.contains("cannot go on from checkpoint step-") && why.contains("in none of its files"), "{why}");
+    assert!(
+        why.contains("cannot go on from checkpoint step-") && why.contains("in none of its files"),
+        "{why}"
+    );
 }

@@ -46,7 +46,8 @@ impl<'a> Restored<'a> {
                 ranges.push(PieceRange { elements: range.elements(), steps: range.steps, piece, offset });
                 offset = len.saturating_add(offset);
             }
-            let fits = piece.parameters.len() == offset && piece.slots.iter().all(|slot| slot.len() == offset);
+            let fits =
+                piece.parameters.len() == offset && piece.slots.iter().all(|slot| slot.len() == offset);
             if !fits {
                 return Err(format!("a piece of table `{name}` has other lengths than it says"));
             }
@@ -69,7 +70,10 @@ impl<'a> Restored<'a> {
     }
 
     /// Everything about these elements, stretch by stretch without a gap. An error ends it: they are not all there.
-    pub(super) fn stretches(&self, elements: Range<u64>) -> impl Iterator<Item = Result<Stretch<'a>, String>> {
+    pub(super) fn stretches(
+        &self,
+        elements: Range<u64>,
+    ) -> impl Iterator<Item = Result<Stretch<'a>, String>> {
         let (mut next, mut is_over) = (elements.start, false);
         std::iter::from_fn(move || {
             if next >= elements.end || is_over {

@@ -178,9 +178,9 @@ impl Store {
     pub(super) fn cut(&self, layout: &Layout, version: Clock) -> Result<TableCut, String> {
         let copy = |buffer: &Buffer| {
             let mut values = Vec::new();
-            values.try_reserve_exact(buffer.len()).map_err(|_| {
-                format!("there is no memory for a copy of table `{}`", layout.name())
-            })?;
+            values
+                .try_reserve_exact(buffer.len())
+                .map_err(|_| format!("there is no memory for a copy of table `{}`", layout.name()))?;
             values.extend_from_slice(buffer.as_slice());
             Ok::<Vec<f32>, String>(values)
         };
@@ -220,7 +220,8 @@ impl Store {
                 let at = chunk.start + (stretch.start - chunk.table_start) as usize;
                 let (here, there) = (at..at + stretch.len, stretch.offset..stretch.offset + stretch.len);
                 let piece = stretch.piece;
-                self.parameters.as_mut_slice()[here.clone()].copy_from_slice(&piece.parameters[there.clone()]);
+                self.parameters.as_mut_slice()[here.clone()]
+                    .copy_from_slice(&piece.parameters[there.clone()]);
                 for (slot, saved) in self.slots.iter_mut().zip(&piece.slots) {
                     slot.as_mut_slice()[here.clone()].copy_from_slice(&saved[there.clone()]);
                 }
