@@ -14,32 +14,32 @@ const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
 /// Tells the processes of one attempt from all others.
 const MARK: &str = "PARAMILL_TEST_ATTEMPT";
 /// About a second of training, with many checkpoints in it.
-const JOB: &[&str] = &[
-    "train",
-    "mlp",
-    "--json",
-    "--workers",
-    "2",
-    "--servers",
-    "2",
-    "--order",
-    "ranked",
-    "--seed",
-    "3",
-    "--examples",
-    "6000",
-    "--epochs",
-    "6",
-    "--optimizer",
-    "adam:lr=0.001",
-];
+const JOB: Job = Job { workers: "2", servers: "2", epochs: "6", optimizer: "adam:lr=0.001" };
+
+/// What is different in the jobs of these tests.
+#[derive(Clone, Copy)]
+struct Job {
+    workers: &'static str,
+    servers: &'static str,
+    epochs: &'static str,
+    optimizer: &'static str,
+}
+
+impl Job {
+    fn arguments<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
+        let Job { workers, servers, epochs, optimizer } = *self;
+        let cluster = ["train", "mlp", "--json", "--seed", "3", "--workers", workers, "--servers", servers];
+        let rest = ["--order", "ranked", "--examples", "6000", "--epochs", epochs, "--optimizer", optimizer];
+        [&cluster[..], &rest, more].concat()
+    }
+
+    fn train(&self, more: &[&str]) -> Output {
+        paramill(&self.arguments(more))
+    }
+}
 
 fn paramill(arguments: &[&str]) -> Output {
     Command::new(PARAMILL).args(arguments).output().unwrap()
-}
-
-fn train(more: &[&str]) -> Output {
-    paramill(&[JOB, more].concat())
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -104,7 +104,7 @@ fn whenever_everything_is_killed_the_job_ends_with_the_bits_of_one_that_never_wa
     let kills: u64 = std::env::var("CHECKPOINT_KILLS").map_or(4, |kills| kills.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let archive = folder.path().join("checkpoints");
-    let whole = digest(&train(&["--processes"]));
+    let whole = digest(&JOB.train(&["--processes"]));
     let saving = [
         "--processes",
         "--resume",
@@ -121,7 +121,7 @@ fn whenever_everything_is_killed_the_job_ends_with_the_bits_of_one_that_never_wa
         let delay = Duration::from_millis(250 + (dice >> 33) % 1500);
         let attempt = format!("{}-{dice:x}", std::process::id());
         let mut child = Command::new(PARAMILL)
-            .args([JOB, &saving].concat())
+            .args(JOB.arguments(&saving))
             .env(MARK, &attempt)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -140,7 +140,7 @@ fn whenever_everything_is_killed_the_job_ends_with_the_bits_of_one_that_never_wa
             fs::remove_dir_all(&archive).unwrap();
         }
     }
-    let last = train(&saving);
+    let last = JOB.train(&saving);
     assert_eq!(digest(&last), whole, "{}", text(&last.stderr));
     assert!(resumed > 0 || kills < 4, "some attempt was killed after a checkpoint");
 }
@@ -150,48 +150,29 @@ fn a_job_goes_on_with_other_servers_and_workers_and_says_what_it_cannot_use() {
     let folder = tempfile::tempdir().unwrap();
     let archive = folder.path().join("checkpoints");
     let path = archive.to_str().unwrap();
-    let first = train(&["--checkpoint", path, "--every", "50", "--epochs", "2"]);
-    let whole = digest(&first);
+    let short = Job { epochs: "2", ..JOB };
+    let whole = digest(&short.train(&["--checkpoint", path, "--every", "50"]));
     let names = complete(&archive);
     assert!(!names.is_empty() && names.len() <= 3, "{names:?}");
     // The job's end is saved too: with nothing left to do it has the same parameters, in one process or in many.
-    for more in
-        [&["--cores", "2", "--servers", "3"][..], &["--servers", "1", "--workers", "1", "--processes"]]
-    {
-        let again = paramill(
-            &[
-                &JOB[..4],
-                more,
-                &[
-                    "--resume",
-                    "--checkpoint",
-                    path,
-                    "--order",
-                    "ranked",
-                    "--seed",
-                    "3",
-                    "--examples",
-                    "6000",
-                    "--epochs",
-                    "1",
-                    "--optimizer",
-                    "adam:lr=0.001",
-                ],
-            ]
-            .concat(),
-        );
+    let others = [
+        (Job { servers: "3", ..short }, "--cores=2"),
+        (Job { servers: "1", workers: "1", epochs: "1", ..JOB }, "--processes"),
+    ];
+    for (job, more) in others {
+        let again = job.train(&["--resume", "--checkpoint", path, more]);
         assert_eq!(digest(&again), whole, "{}", text(&again.stderr));
     }
-    let refused = |more: &[&str]| {
-        let output = train(more);
+    let refused = |job: Job, more: &[&str]| {
+        let output = job.train(more);
         assert!(!output.status.success());
         text(&output.stderr)
     };
-    let why = refused(&["--checkpoint", path]);
+    let why = refused(short, &["--checkpoint", path]);
     assert!(why.contains("give --resume to go on from it, or another folder"), "{why}");
-    let why = refused(&["--checkpoint", path, "--resume", "--optimizer", "sgd:lr=0.1"]);
+    let why = refused(Job { optimizer: "sgd:lr=0.1", ..short }, &["--checkpoint", path, "--resume"]);
     assert!(why.contains("has the state of `adam:lr=0.001`"), "{why}");
-    let why = refused(&["--resume"]);
+    let why = refused(short, &["--resume"]);
     assert!(why.contains("--checkpoint"), "{why}");
     // A file of the newest is damaged: the one before is named, and used.
     let newest = complete(&archive).pop().unwrap();
@@ -199,7 +180,7 @@ fn a_job_goes_on_with_other_servers_and_workers_and_says_what_it_cannot_use() {
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
-    let output = train(&["--checkpoint", path, "--resume", "--epochs", "2"]);
+    let output = short.train(&["--checkpoint", path, "--resume"]);
     digest(&output);
     let said = text(&output.stderr);
     assert!(said.contains("is damaged: it has other contents than it was written with; step-"), "{said}");
@@ -213,8 +194,7 @@ fn a_command_has_a_running_job_make_a_checkpoint() {
     fs::write(&trace, "worker,step,seconds\n0,0,0.02\n1,0,0.02\n").unwrap();
     let (fault, attempt) = (format!("trace={}", trace.display()), format!("{}-command", std::process::id()));
     let mut child = Command::new(PARAMILL)
-        .args(JOB)
-        .args(["--processes", "--inject", &fault, "--checkpoint", archive.to_str().unwrap()])
+        .args(JOB.arguments(&["--processes", "--inject", &fault, "--checkpoint", archive.to_str().unwrap()]))
         .env(MARK, &attempt)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
