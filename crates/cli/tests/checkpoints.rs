@@ -157,7 +157,7 @@ fn a_job_goes_on_with_other_servers_and_workers_and_says_what_it_cannot_use() {
     // The job's end is saved too: with nothing left to do it has the same parameters, in one process or in many.
     let others = [
         (Job { servers: "3", ..short }, "--cores=2"),
-        (Job { servers: "1", workers: "1", epochs: "1", ..JOB }, "--processes"),
+        (Job { servers: "1", workers: "3", epochs: "1", ..JOB }, "--processes"),
     ];
     for (job, more) in others {
         let again = job.train(&["--resume", "--checkpoint", path, more]);

@@ -182,7 +182,7 @@ impl Checkpoints {
                 if under_way.files.len() == self.shards.len() {
                     let CheckpointOrder { folder, at, .. } = under_way.order.clone();
                     let files = under_way.files.values().cloned().collect();
-                    self.steps.push_back(Step::Complete { folder, clock: at, files, keep: self.keep() });
+                    self.steps.push_back(Step::Complete { folder, clock: at, files, keep: self.keep(at) });
                 }
             }
             CheckpointOutcome::Missed { version } => {
@@ -205,6 +205,7 @@ impl Checkpoints {
             return self.fail(now, &why);
         }
         let at = under_way.order.at;
+        self.complete.retain(|(clock, _)| *clock != at);
         self.complete.push((at, folder.to_owned()));
         let surplus = self.complete.len().saturating_sub(self.policy.keep as usize);
         self.complete.drain(..surplus);
@@ -316,11 +317,15 @@ impl Checkpoints {
         };
     }
 
-    /// Folders that stay when one more is complete.
-    fn keep(&self) -> Vec<String> {
-        let others = (self.policy.keep as usize).max(1) - 1;
-        let surplus = self.complete.len().saturating_sub(others);
-        self.complete[surplus..].iter().map(|(_, folder)| folder.clone()).collect()
+    /// Folders that stay when one of this clock is complete. Another one of the same clock, which a job that was resumed and
+    /// made no step has, takes nobody's place but that one's.
+    fn keep(&self, at: Clock) -> Vec<String> {
+        let mut others: Vec<String> = self.all_complete();
+        let same = self.complete.iter().filter(|(clock, _)| *clock == at).map(|(_, folder)| folder);
+        same.for_each(|folder| others.retain(|other| other != folder));
+        let surplus = (others.len() + 1).saturating_sub((self.policy.keep as usize).max(1));
+        others.drain(..surplus.min(others.len()));
+        others
     }
 
     fn all_complete(&self) -> Vec<String> {
@@ -409,6 +414,16 @@ mod tests {
         assert_eq!(checkpoints.poll(), None);
         saved(&mut checkpoints, 0, 30);
         assert!(matches!(checkpoints.poll(), Some(Step::Complete { clock: 30, .. })));
+    }
+
+    #[test]
+    fn two_of_one_clock_take_one_place() {
+        let mut checkpoints = checkpoints(Every::Asked);
+        checkpoints.complete = vec![(3, "third".into()), (5, "fifth".into())];
+        checkpoints.finish(Time::ZERO);
+        order(&mut checkpoints);
+        assert_eq!(complete(&mut checkpoints, 5), (5, vec!["third".into()]));
+        assert_eq!(checkpoints.complete.iter().map(|(clock, _)| *clock).collect::<Vec<_>>(), [3, 5]);
     }
 
     #[test]
