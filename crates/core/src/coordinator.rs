@@ -28,7 +28,7 @@ mod workers;
 pub use config::{Checkpointing, JobConfig};
 
 use crate::address::Addresses;
-use crate::checkpoint::{self, Manifest, Request, Response, SavedFile, SavedTable};
+use crate::checkpoint::{Request, Response};
 use crate::policy::{Axis, PolicyOverride};
 use crate::prng::Prng;
 use crate::registry::Registry;
@@ -832,7 +832,9 @@ impl Coordinator {
                     shards.into_iter().for_each(|id| self.send(NodeId::Shard(id), &message));
                 }
                 Step::Complete { folder, clock, files, keep } => {
-                    if let Some(manifest) = self.manifest(folder, clock, files) {
+                    if let Some(epochs) = &self.epochs {
+                        let manifest =
+                            checkpoints::manifest(&self.config.job, epochs.newest(), folder, clock, files);
                         let request = Request::Complete { manifest: Box::new(manifest), keep };
                         self.outputs.push_back(Output::Archive(Box::new(request)));
                     }
@@ -851,32 +853,6 @@ impl Coordinator {
                 Step::End => self.end_now(None),
             }
         }
-    }
-
-    /// The manifest of a checkpoint of the job as it is.
-    fn manifest(&self, folder: String, clock: Clock, files: Vec<SavedFile>) -> Option<Manifest> {
-        let plan = self.epochs.as_ref()?.newest();
-        let table = |(number, table): (u32, &TableSpec)| {
-            let policy = plan.policy_of(TableId(number), ServerId(0));
-            SavedTable {
-                table: table.clone(),
-                optimizer: policy.get(Axis::Optimizer).to_owned(),
-                sync: policy.get(Axis::Sync).to_owned(),
-            }
-        };
-        let switches = plan.switches.iter().map(|switch| &switch.rule);
-        Some(Manifest {
-            format: checkpoint::FORMAT,
-            job: self.config.job.clone(),
-            folder,
-            clock,
-            workers: plan.workers,
-            seed: plan.seed,
-            policy: plan.policy.clone(),
-            overrides: plan.overrides.iter().chain(switches).cloned().collect(),
-            tables: (0..).zip(&plan.tables).map(table).collect(),
-            files,
-        })
     }
 
     /// The job is over: at once if it failed, and when its last checkpoint is complete otherwise.

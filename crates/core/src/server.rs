@@ -17,7 +17,7 @@ mod tables;
 mod timers;
 
 use crate::address::Addresses;
-use crate::checkpoint::{self, Request, Response, ShardCut};
+use crate::checkpoint::{Request, Response, TableCut};
 use crate::consistency::PullOutcome;
 use crate::intake::{PushFrame, Taken};
 use crate::limits;
@@ -32,12 +32,11 @@ use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
 use crate::wire::group::{self, Entry};
 use crate::wire::{
-    Cause, Change, CheckpointOrder, CheckpointOutcome, Control, Fault, FirstClock, Header, Hello, Kind,
-    Member, Party, Plan, Position, Refusal, ServedShard, Standing, Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
+    ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
-use checkpoints::{Checkpoints, Ordered};
-use cuts::CutOutcome;
+use checkpoints::Checkpoints;
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use links::Links;
 use members::Members;
@@ -163,7 +162,10 @@ impl Shard {
                 let version = self.tables.set_idle(now, &workers, &mut self.delivery);
                 self.tell_coordinator(&Control::IdleNoted { number, version });
             }
-            Control::Checkpoint(order) => self.take_order(order),
+            Control::Checkpoint(order) if self.plan.is_some() => {
+                let message = self.checkpoints.follow(order, &mut self.tables);
+                message.iter().for_each(|message| self.tell_coordinator(message));
+            }
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }
@@ -215,7 +217,7 @@ impl Shard {
     }
 
     /// What the tables held is here.
-    fn take_restored(&mut self, now: Time, pieces: Result<Vec<Vec<checkpoint::TableCut>>, String>) {
+    fn take_restored(&mut self, now: Time, pieces: Result<Vec<Vec<TableCut>>, String>) {
         let Some((plan, is_stale)) = self.checkpoints.take_plan() else { return };
         let folder = plan.resumed.as_ref().map_or("", |resumed| &resumed.folder).to_owned();
         let restored = pieces.and_then(|pieces| self.begin_with(now, plan, &pieces));
@@ -225,59 +227,6 @@ impl Shard {
         self.tell_entered();
         if is_stale {
             self.tell_coordinator(&Control::PlanQuery);
-        }
-    }
-
-    /// Follows an order of the coordinator to take part in a checkpoint.
-    fn take_order(&mut self, order: CheckpointOrder) {
-        if self.plan.is_none() || !checkpoint::is_name(&order.folder) {
-            return;
-        }
-        let (at, takes_all) = (order.at, order.takes_all);
-        match self.checkpoints.take_order(order) {
-            Ordered::Begin => self.tables.begin_cuts(at, takes_all),
-            Ordered::TakeAll => self.tables.take_all_cuts(),
-            Ordered::Known => self.tell_outcome(),
-        }
-    }
-
-    /// All tables are copied for a checkpoint, or cannot be.
-    fn end_cuts(&mut self) {
-        let (Some(outcome), Some(order)) = (self.tables.poll_cuts(), self.checkpoints.order()) else {
-            return;
-        };
-        let outcome = match outcome {
-            CutOutcome::Made(tables) => {
-                let Some(shard) = self.id() else { return };
-                let (folder, job) = (order.folder.clone(), self.config.job.clone());
-                let cut = Box::new(ShardCut { folder, job, clock: order.at, shard, tables });
-                let request = Request::Write { cut, keep: order.keep.clone() };
-                return self.outputs.push_back(Output::Archive(Box::new(request)));
-            }
-            CutOutcome::Missed(version) => CheckpointOutcome::Missed { version },
-            CutOutcome::Failed(why) => CheckpointOutcome::Failed { why },
-        };
-        self.checkpoints.settle(outcome);
-        self.tell_outcome();
-    }
-
-    /// A copy is written, or is not. That of an order which another one has replaced counts for nothing.
-    fn note_written(&mut self, folder: &str, file: Result<checkpoint::SavedFile, String>) {
-        if self.checkpoints.order().is_none_or(|order| order.folder != folder) {
-            return;
-        }
-        self.checkpoints.settle(match file {
-            Ok(file) => CheckpointOutcome::Saved { file, version: self.tables.newest_version() },
-            Err(why) => CheckpointOutcome::Failed { why: control::sentence(why) },
-        });
-        self.tell_outcome();
-    }
-
-    /// Tells the coordinator what came of its order, if that is known.
-    fn tell_outcome(&mut self) {
-        if let Some((number, outcome)) = self.checkpoints.outcome() {
-            let outcome = outcome.clone();
-            self.tell_coordinator(&Control::CheckpointTaken { number, outcome });
         }
     }
 
@@ -301,12 +250,7 @@ impl Shard {
     }
 
     /// The same where the tables hold what they held at a checkpoint. The plan may be newer than the one that they were set up by.
-    fn begin_with(
-        &mut self,
-        now: Time,
-        plan: Plan,
-        pieces: &[Vec<checkpoint::TableCut>],
-    ) -> Result<(), String> {
+    fn begin_with(&mut self, now: Time, plan: Plan, pieces: &[Vec<TableCut>]) -> Result<(), String> {
         let Some(id) = self.id() else { return Ok(()) };
         self.tables = Tables::of_plan(&self.registry, &plan, id)?;
         self.tables.restore(pieces)?;
@@ -1119,7 +1063,10 @@ impl Role for Shard {
 
     fn handle_archived(&mut self, now: Time, response: Response) {
         match response {
-            Response::Written { folder, file } => self.note_written(&folder, file),
+            Response::Written { folder, file } => {
+                let message = self.checkpoints.note_written(&folder, file, &self.tables);
+                message.iter().for_each(|message| self.tell_coordinator(message));
+            }
             Response::Restored(pieces) => self.take_restored(now, pieces),
             // Manifests are the coordinator's.
             Response::Completed { .. } => {}
@@ -1127,8 +1074,11 @@ impl Role for Shard {
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        if self.tables.has_cuts() {
-            self.end_cuts();
+        if self.tables.has_cuts()
+            && let Some(id) = self.id()
+        {
+            let output = self.checkpoints.end_cuts(&self.config.job, id, &mut self.tables);
+            self.outputs.extend(output);
         }
         // An output is moved once, and not from one option to the next.
         if self.delivery.has_frames() {

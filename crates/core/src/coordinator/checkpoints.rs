@@ -2,10 +2,12 @@
 //! them, is written last.
 
 use super::config::Checkpointing;
-use crate::checkpoint::{self, CheckpointPolicy, Every, SavedFile};
+use crate::checkpoint::{self, CheckpointPolicy, Every, Manifest, SavedFile, SavedTable};
 use crate::limits;
-use crate::types::{Clock, NodeId, ShardId, Time};
-use crate::wire::{CheckpointOrder, CheckpointOutcome};
+use crate::policy::Axis;
+use crate::table::TableSpec;
+use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time};
+use crate::wire::{CheckpointOrder, CheckpointOutcome, Plan};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -333,10 +335,40 @@ impl Checkpoints {
     }
 }
 
+/// The manifest of a checkpoint of a job as its plan is.
+pub(super) fn manifest(
+    job: &str,
+    plan: &Plan,
+    folder: String,
+    clock: Clock,
+    files: Vec<SavedFile>,
+) -> Manifest {
+    let table = |(number, table): (u32, &TableSpec)| {
+        let policy = plan.policy_of(TableId(number), ServerId(0));
+        SavedTable {
+            table: table.clone(),
+            optimizer: policy.get(Axis::Optimizer).to_owned(),
+            sync: policy.get(Axis::Sync).to_owned(),
+        }
+    };
+    let switches = plan.switches.iter().map(|switch| &switch.rule);
+    Manifest {
+        format: checkpoint::FORMAT,
+        job: job.to_owned(),
+        folder,
+        clock,
+        workers: plan.workers,
+        seed: plan.seed,
+        policy: plan.policy.clone(),
+        overrides: plan.overrides.iter().chain(switches).cloned().collect(),
+        tables: (0..).zip(&plan.tables).map(table).collect(),
+        files,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::ServerId;
 
     fn shard(server: u32) -> ShardId {
         ShardId { server: ServerId(server), core: 0 }

@@ -1,6 +1,12 @@
 //! A shard's part in checkpoints: the order that it follows, and the plan that waits for what is read from one.
 
-use crate::wire::{CheckpointOrder, CheckpointOutcome, Plan};
+use super::cuts::CutOutcome;
+use super::tables::Tables;
+use crate::checkpoint::{Request, SavedFile, ShardCut, is_name};
+use crate::role::Output;
+use crate::types::{NodeId, ShardId};
+use crate::wire::control::{frame, sentence};
+use crate::wire::{CheckpointOrder, CheckpointOutcome, Control, Kind, Plan};
 
 /// The newest order, and how far it is carried out.
 #[derive(Debug, Default)]
@@ -19,47 +25,64 @@ struct Restoring {
     is_stale: bool,
 }
 
-/// What an order means for the copies that may be under way.
-#[derive(Debug, PartialEq)]
-pub(super) enum Ordered {
-    /// They are to be made.
-    Begin,
-    /// Those that are not made are to be made now.
-    TakeAll,
-    /// It was heard before.
-    Known,
-}
-
 impl Checkpoints {
-    /// Takes an order. One that is older than the newest counts for nothing.
-    pub(super) fn take_order(&mut self, order: CheckpointOrder) -> Ordered {
+    /// Takes an order: tables are copied at its version, or those that are left now. One that was heard before is answered again, if
+    /// it is carried out.
+    pub(super) fn follow(&mut self, order: CheckpointOrder, tables: &mut Tables) -> Option<Control> {
         match &mut self.order {
-            Some(known) if order.number < known.number => Ordered::Known,
+            Some(known) if order.number < known.number => None,
             Some(known) if order.number == known.number => {
-                let is_more = order.takes_all && !known.takes_all;
-                known.takes_all |= order.takes_all;
-                if is_more { Ordered::TakeAll } else { Ordered::Known }
+                if order.takes_all && !std::mem::replace(&mut known.takes_all, true) {
+                    tables.take_all_cuts();
+                }
+                self.answer()
             }
+            // The name is a peer's.
+            _ if !is_name(&order.folder) => None,
             _ => {
-                self.order = Some(order);
-                self.outcome = None;
-                Ordered::Begin
+                tables.begin_cuts(order.at, order.takes_all);
+                (self.order, self.outcome) = (Some(order), None);
+                None
             }
         }
     }
 
-    pub(super) fn order(&self) -> Option<&CheckpointOrder> {
-        self.order.as_ref()
+    /// All tables are copied for a checkpoint, or cannot be.
+    pub(super) fn end_cuts(&mut self, job: &str, shard: ShardId, tables: &mut Tables) -> Option<Output> {
+        let (outcome, order) = (tables.poll_cuts()?, self.order.as_ref()?);
+        self.outcome = Some(match outcome {
+            CutOutcome::Made(tables) => {
+                let (folder, job) = (order.folder.clone(), job.to_owned());
+                let cut = Box::new(ShardCut { folder, job, clock: order.at, shard, tables });
+                let request = Request::Write { cut, keep: order.keep.clone() };
+                return Some(Output::Archive(Box::new(request)));
+            }
+            CutOutcome::Missed(version) => CheckpointOutcome::Missed { version },
+            CutOutcome::Failed(why) => CheckpointOutcome::Failed { why },
+        });
+        let message = self.answer()?;
+        Some(Output::send(NodeId::Coordinator, frame(Kind::Control, &message)))
     }
 
-    /// The order is carried out, or cannot be.
-    pub(super) fn settle(&mut self, outcome: CheckpointOutcome) {
-        self.outcome = Some(outcome);
+    /// A copy is written, or is not. That of an order which another one has replaced counts for nothing.
+    pub(super) fn note_written(
+        &mut self,
+        folder: &str,
+        file: Result<SavedFile, String>,
+        tables: &Tables,
+    ) -> Option<Control> {
+        self.order.as_ref().filter(|order| order.folder == folder)?;
+        self.outcome = Some(match file {
+            Ok(file) => CheckpointOutcome::Saved { file, version: tables.newest_version() },
+            Err(why) => CheckpointOutcome::Failed { why: sentence(why) },
+        });
+        self.answer()
     }
 
-    /// The number of the newest order with what came of it.
-    pub(super) fn outcome(&self) -> Option<(u64, &CheckpointOutcome)> {
-        Some((self.order.as_ref()?.number, self.outcome.as_ref()?))
+    /// What came of the newest order, if that is known.
+    fn answer(&self) -> Option<Control> {
+        let (number, outcome) = (self.order.as_ref()?.number, self.outcome.clone()?);
+        Some(Control::CheckpointTaken { number, outcome })
     }
 
     /// Keeps a plan, and a newer one in its place, until what its tables held is here. False for a newer one.
