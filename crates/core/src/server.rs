@@ -187,7 +187,7 @@ impl Shard {
                     self.apply_change(now, epoch, &change);
                 }
             }
-            None if plan.resumed.is_some() => return self.restore(plan),
+            None if plan.resumed.is_some() => return self.read_checkpoint(plan),
             None => {
                 if let Err(error) = self.begin(now, plan) {
                     return self.fail(error);
@@ -198,7 +198,7 @@ impl Shard {
     }
 
     /// Has the driver read what the tables of the first plan held, and enters that when they hold it again.
-    fn restore(&mut self, plan: Plan) {
+    fn read_checkpoint(&mut self, plan: Plan) {
         let Some(id) = self.id() else { return };
         let Some(resumed) = plan.resumed.clone() else { return };
         if self.checkpoints.is_restoring() {
@@ -253,7 +253,7 @@ impl Shard {
     fn begin_with(&mut self, now: Time, plan: Plan, pieces: &[Vec<TableCut>]) -> Result<(), String> {
         let Some(id) = self.id() else { return Ok(()) };
         self.tables = Tables::of_plan(&self.registry, &plan, id)?;
-        self.tables.restore(pieces)?;
+        self.tables.take_pieces(pieces)?;
         self.enter_first(now, plan, id);
         for table in 0..self.tables.len() {
             if self.tables.get(table).elements() > 0 {

@@ -239,8 +239,8 @@ impl TableShard {
     }
 
     /// Takes the place of initial values. The error says what does not fit.
-    pub(super) fn restore(&mut self, pieces: &[TableCut]) -> Result<(), String> {
-        self.store.restore(&self.layout, pieces)
+    pub(super) fn take_pieces(&mut self, pieces: &[TableCut]) -> Result<(), String> {
+        self.store.take_pieces(&self.layout, pieces)
     }
 
     /// Whether all initial values are here.

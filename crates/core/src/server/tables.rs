@@ -240,10 +240,10 @@ impl Tables {
     }
 
     /// Takes what [`Tables::wanted`] asked for.
-    pub(super) fn restore(&mut self, pieces: &[Vec<TableCut>]) -> Result<(), String> {
+    pub(super) fn take_pieces(&mut self, pieces: &[Vec<TableCut>]) -> Result<(), String> {
         let tables = self.tables.iter_mut().filter(|table| table.elements() > 0);
         for (number, table) in tables.enumerate() {
-            table.restore(pieces.get(number).map_or(&[], Vec::as_slice))?;
+            table.take_pieces(pieces.get(number).map_or(&[], Vec::as_slice))?;
         }
         Ok(())
     }

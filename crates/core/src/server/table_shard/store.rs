@@ -209,7 +209,7 @@ impl Store {
     }
 
     /// Takes the place of initial values: pieces of a checkpoint, which cover everything that is here. The error says what does not fit.
-    pub(super) fn restore(&mut self, layout: &Layout, pieces: &[TableCut]) -> Result<(), String> {
+    pub(super) fn take_pieces(&mut self, layout: &Layout, pieces: &[TableCut]) -> Result<(), String> {
         let restored = Restored::new(layout.name(), pieces, self.slots.len())?;
         let mut most = Vec::with_capacity(layout.chunks().len());
         for chunk in layout.chunks() {
