@@ -7,12 +7,13 @@
 
 use crate::limits;
 use crate::wire::{WireError, padded};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Ranges of one chunk that have no gradient, counted from the chunk's first element. They are ascending, not empty, and
 /// do not touch each other, so that there is one way to write them.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Absent {
     ranges: Vec<Range<u32>>,
 }
@@ -48,6 +49,19 @@ impl Absent {
     /// Whether a chunk of so many elements has no gradient at all.
     pub fn covers(&self, elements: usize) -> bool {
         self.ranges.first().is_some_and(|range| range.start == 0 && range.end as usize == elements)
+    }
+
+    /// Whether it is one of a chunk of so many elements: what another process kept may be anything.
+    pub(crate) fn check(&self, elements: usize) -> Result<(), String> {
+        let mut free_from = 0;
+        for range in &self.ranges {
+            if range.start < free_from || range.is_empty() || range.end as usize > elements {
+                return Err(format!("elements {range:?} of {elements} are absent, or out of order"));
+            }
+            // Ranges that touch are one.
+            free_from = range.end.saturating_add(1);
+        }
+        Ok(())
     }
 
     /// The ranges in order.
@@ -158,6 +172,11 @@ pub(crate) struct AbsentFromSums {
 }
 
 impl AbsentFromSums {
+    /// Every chunk with absent elements.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = (usize, &Absent)> {
+        self.chunks.iter().map(|(chunk, absent)| (*chunk, absent))
+    }
+
     /// A gradient is added to a chunk's sum; with `is_first` it begins the sum.
     pub(crate) fn add(&mut self, chunk: usize, is_first: bool, absent: &Absent) {
         if absent.is_empty() {

@@ -33,6 +33,7 @@ mod state;
 mod stats;
 mod when;
 
+pub(crate) use controller::ControllerImage;
 pub use controller::{Advance, Controller, Judged, PullOutcome, Reason, Released, Unanswered, Waiting};
 pub use policy::{Exec, SyncPolicy};
 pub use question::{Question, WorkerProgress};
@@ -43,6 +44,7 @@ pub use stats::SyncStats;
 use crate::prng::Prng;
 use crate::registry::Axis;
 use crate::types::{Clock, Time, WorkerId};
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -162,6 +164,18 @@ pub trait Consistency: Send + Debug {
 
     /// Told after each advance of `V_train`, and once when the model is set.
     fn observe(&mut self, _state: &SyncState) {}
+
+    /// What the model has learned that [`Consistency::observe`] would not tell it again with the state as it is now: a short
+    /// text or number, at most [`MAX_POLICY_BYTES`](crate::limits::MAX_POLICY_BYTES).
+    fn memory(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes over the memory of another instance of the same model, after `observe`. MUST refuse what cannot be one, since it may come from
+    /// another process.
+    fn recall(&mut self, memory: &[u8]) -> Result<(), String> {
+        if memory.is_empty() { Ok(()) } else { Err("the model has no memory".into()) }
+    }
 }
 
 /// A pull as a model sees it.
@@ -214,7 +228,7 @@ pub enum Apply {
 }
 
 /// Destination of a gradient.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Admit {
     /// It is a step of its own.
     Now,

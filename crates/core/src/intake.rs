@@ -15,13 +15,16 @@ pub(crate) use gradient::GradientFrame;
 pub(crate) use under_way::Push;
 
 use crate::codec::{self, Codec};
+use crate::limits;
 use crate::policy::NonFinite;
 use crate::table::Layout;
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
+use crate::wire::bounded::sequence;
 use crate::wire::frame::Form;
 use crate::wire::{Cause, Fault, frame};
-use content::{ChunkPayload, ContentReader};
+use content::{ChunkPayload, ContentReader, MOST_FORMER};
 use screen::{FiniteScreen, Screened};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use under_way::UnderWay;
 
@@ -109,6 +112,52 @@ pub(crate) struct Intake<D, K> {
     content: ContentReader,
     screen: FiniteScreen,
     under_way: UnderWay<D, K>,
+}
+
+/// What an image keeps of an intake. Factors are not in it: a worker that sends its push again sends them first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(bound(deserialize = "D: Deserialize<'de>, K: Deserialize<'de>"))]
+pub(crate) struct IntakeImage<D, K> {
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+    pushes: Vec<Push<D, K>>,
+    nonfinite: u64,
+    /// Codecs that were in use before, oldest first, each with the first epoch that it does not read.
+    #[serde(deserialize_with = "sequence::<_, _, MOST_FORMER>")]
+    former_codecs: Vec<(u32, Option<String>)>,
+}
+
+impl<D: Copy + Clone, K: Default + Clone> Intake<D, K> {
+    pub(crate) fn image(&self) -> IntakeImage<D, K> {
+        IntakeImage {
+            pushes: self.under_way.iter().cloned().collect(),
+            nonfinite: self.screen.found(),
+            former_codecs: self.content.former_codecs().collect(),
+        }
+    }
+
+    /// Becomes the intake that an image was made of; its present codec is the same. `parse` reads a codec, and `check` says
+    /// whether a push can be one. The error says why it cannot become it.
+    pub(crate) fn restore(
+        &mut self,
+        image: IntakeImage<D, K>,
+        parse: impl Fn(&str) -> Result<Arc<Codec>, String>,
+        check: impl Fn(&Push<D, K>) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let IntakeImage { pushes, nonfinite, former_codecs } = image;
+        let codec =
+            |(until, text): (u32, Option<String>)| Ok((until, text.map(|text| parse(&text)).transpose()?));
+        let former: Vec<_> = former_codecs.into_iter().map(codec).collect::<Result<_, String>>()?;
+        self.content.set_former_codecs(former.into_iter());
+        self.screen.set_found(nonfinite);
+        for push in pushes {
+            check(&push)?;
+            if push.worker().0 >= limits::MAX_WORKERS || self.under_way.get(push.worker()).is_some() {
+                return Err(format!("{} has two pushes under way, or cannot have one", push.worker()));
+            }
+            self.under_way.begin(push);
+        }
+        Ok(())
+    }
 }
 
 impl<D: Copy, K: Default> Intake<D, K> {

@@ -55,6 +55,8 @@ pub const MAX_NAME_BYTES: usize = 256;
 pub const MAX_POLICY_BYTES: usize = 4096;
 /// Exceptions from a job's policies.
 pub const MAX_OVERRIDES: usize = 4096;
+/// The latest clock that is taken over from another process: there is room for any number of further ones.
+pub const MAX_CLOCK: u64 = 1 << 60;
 /// Rounds that a worker may push ahead of a synchronous table before it is refused.
 pub const MAX_ROUNDS_AHEAD: u64 = 4;
 /// Iterations that a worker may leave out between two pushes where no memory depends on it.

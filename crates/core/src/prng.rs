@@ -1,7 +1,9 @@
 //! A seeded generator of our own, so that a seed means the same run on every machine and in every release.
 
+use serde::{Deserialize, Serialize};
+
 /// xoshiro256++ seeded through splitmix64.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Prng {
     state: [u64; 4],
 }

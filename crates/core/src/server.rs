@@ -9,12 +9,15 @@ pub(crate) mod aggregators;
 mod checkpoints;
 mod cuts;
 mod delivery;
+mod image;
 mod links;
 mod members;
 mod readers;
 mod table_shard;
 mod tables;
 mod timers;
+
+pub use image::{ChunkImage, ShardImage, StoreImage, TableImage};
 
 use crate::address::Addresses;
 use crate::checkpoint::{Request, Response, TableCut};
@@ -108,6 +111,61 @@ impl Shard {
             stopped: false,
             outputs: Outbox::default(),
         }
+    }
+
+    /// Everything that lasts when all connections are lost: [`Shard::from_image`] makes of it a shard that goes on as this one would after
+    /// [`Role::handle_disconnected`] for each of its connections, that of worker 0 last. Outputs that were not taken are not in it.
+    pub fn image(&self) -> ShardImage {
+        ShardImage {
+            shard: self.id(),
+            plan: self.plan.clone(),
+            members: self.members.clone(),
+            aggregators: self.aggregators.clone(),
+            delivery: self.delivery.image(),
+            bytes_pushed: self.tables.bytes_pushed(),
+            stopped: self.stopped,
+            tables: self.tables.images(),
+        }
+    }
+
+    /// The shard that an image was made of, in a process of this configuration, which is about to connect to the coordinator. Times in the
+    /// image are on the clock of the process that made it, and so is `now`. The error says why there can be no such shard.
+    pub fn from_image(
+        now: Time,
+        config: ShardConfig,
+        registry: Arc<Registry>,
+        image: ShardImage,
+    ) -> Result<Shard, String> {
+        let mut shard = Shard::new(now, config, registry);
+        if let Some(id) = image.shard {
+            if shard.config.core != id.core || shard.config.server.is_some_and(|server| server != id.server) {
+                return Err(format!("the image is of {id}, which this process does not serve"));
+            }
+            shard.config.server = Some(id.server);
+        }
+        image.check()?;
+        shard.stopped = image.stopped;
+        let (Some(id), Some(plan)) = (image.shard, image.plan) else { return Ok(shard) };
+        shard.tables = Tables::of_plan(&shard.registry, &plan, id)?;
+        shard.tables.restore(&shard.registry, image.tables)?;
+        shard.tables.set_bytes_pushed(image.bytes_pushed);
+        let tables = &shard.tables;
+        let broadcast = |table| tables.find(table).filter(|table| table.is_broadcast());
+        shard.delivery.restore(image.delivery, |table| Some(broadcast(table)?.chunk_count()))?;
+        (shard.members, shard.aggregators) = (image.members, image.aggregators);
+        shard.plan = Some(plan);
+        shard.links.follow(id, &mut shard.tables);
+        Ok(shard)
+    }
+
+    /// Takes over parameters of a table and the state of their optimizer, as far as they are here. The error says why that cannot be; the
+    /// shard is of no use then.
+    pub fn restore_store(&mut self, table: TableId, image: StoreImage) -> Result<(), String> {
+        let place = table.0 as usize;
+        if place >= self.tables.len() {
+            return Err(format!("table {place} does not exist"));
+        }
+        self.tables.get_mut(place).restore_store(image)
     }
 
     /// This shard's number, once the coordinator has given it one.

@@ -22,6 +22,7 @@ use crate::role::{Body, Frame};
 use crate::types::{Clock, ConnectionId, Time};
 use crate::wire::Position;
 use crate::wire::frame::{Form, Update};
+use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -44,6 +45,14 @@ pub(crate) struct Stream {
     early: BTreeMap<ConnectionId, Position>,
     /// The versions that left last, for what receivers' links carry.
     left: VecDeque<Left>,
+}
+
+/// What an image keeps of a stream: where it is. Receivers that have missed something get all chunks as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct StreamImage {
+    version: Option<Clock>,
+    digest: Option<u64>,
+    is_between: bool,
 }
 
 /// A version that left.
@@ -151,6 +160,16 @@ pub(crate) trait Chunks {
 }
 
 impl Stream {
+    pub(crate) fn image(&self) -> StreamImage {
+        StreamImage { version: self.version, digest: self.digest, is_between: self.is_between }
+    }
+
+    /// The stream that an image was made of, without its receivers and without a log for them.
+    pub(crate) fn from_image(image: StreamImage) -> Stream {
+        let StreamImage { version, digest, is_between } = image;
+        Stream { version, digest, is_between, ..Stream::default() }
+    }
+
     /// A frame of the next version: everybody who is current gets it.
     pub(crate) fn publish(
         &mut self,

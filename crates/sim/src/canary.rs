@@ -33,13 +33,15 @@ pub enum Canary {
     Outdated,
     /// An application reads what is received before all of it is here. Found by comparing what it reads.
     Reused,
+    /// A shard's image lacks its last push. Found by counting pushes when another process goes on from it.
+    Dated,
     /// A worker computes on a copy that is one round older than its model allows. Found by the age of what it computes on.
     Outlived,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Canary; 9] = [
+    pub const ALL: [Canary; 10] = [
         Canary::Forgetful,
         Canary::Hasty,
         Canary::Absent,
@@ -48,6 +50,7 @@ impl Canary {
         Canary::Early,
         Canary::Outdated,
         Canary::Reused,
+        Canary::Dated,
         Canary::Outlived,
     ];
 
@@ -105,6 +108,8 @@ pub struct BrokenShard {
     /// Gradients that came again, to be added to the next push of the same chunk.
     again: BTreeMap<(ConnectionId, TableId, u32), Vec<f32>>,
     pulls: u64,
+    /// The shard before the last frame of its last push.
+    image: Option<Vec<u8>>,
     /// Frames that the shard itself does not know of.
     outputs: VecDeque<Output>,
 }
@@ -118,6 +123,7 @@ impl BrokenShard {
             seen: BTreeSet::new(),
             again: BTreeMap::new(),
             pulls: 0,
+            image: None,
             outputs: VecDeque::new(),
         }
     }
@@ -125,6 +131,12 @@ impl BrokenShard {
     /// The shard inside.
     pub fn shard(&self) -> &Shard {
         &self.shard
+    }
+
+    /// The image that another process would go on from.
+    pub fn image(&self) -> Vec<u8> {
+        let dated = self.image.clone().filter(|_| self.canary == Canary::Dated);
+        dated.unwrap_or_else(|| self.shard.image().encode())
     }
 
     fn apply_again(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
@@ -214,6 +226,12 @@ impl Role for BrokenShard {
                 if header.part == 0 && !header.flags.has(Flags::LAST) {
                     let frame = ack::frame(&[header.request]);
                     self.outputs.push_back(Output::send(connection, frame));
+                }
+                self.shard.handle_frame(now, connection, header, payload);
+            }
+            (Canary::Dated, Kind::Push) => {
+                if header.flags.has(Flags::LAST) {
+                    self.image = Some(self.shard.image().encode());
                 }
                 self.shard.handle_frame(now, connection, header, payload);
             }

@@ -17,7 +17,7 @@ use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
-use paramill_core::server::{Shard, ShardConfig};
+use paramill_core::server::{Shard, ShardConfig, ShardImage};
 use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::worker::{Access, Worker, WorkerConfig};
 use std::rc::Rc;
@@ -133,6 +133,12 @@ impl Cluster {
         self.lives += 1;
         let (builder, life) = (self.builder.clone(), self.lives);
         self.world.restart(node, at + after, move |now| builder.actor(now, node, life));
+    }
+
+    /// At `at` another process goes on in a shard's place, from the shard's image.
+    pub fn replace_by_image(&mut self, id: ShardId, at: Time) {
+        let builder = self.builder.clone();
+        self.world.replace(NodeId::Shard(id), at, move |now, actor| builder.reborn(now, id, actor));
     }
 
     /// The scenario.
@@ -331,8 +337,8 @@ impl Builder {
         }
     }
 
-    fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
-        let config = ShardConfig {
+    fn shard_config(&self, id: ShardId, life: u64) -> ShardConfig {
+        ShardConfig {
             job: JOB.into(),
             process: ProcessId(life << 32 | u64::from(id.server.0)),
             server: Some(id.server),
@@ -341,8 +347,27 @@ impl Builder {
             addresses: self.addresses(NodeId::Shard(id)),
             coordinator: COORDINATOR.into(),
             digest_every: 1,
+        }
+    }
+
+    /// A shard from the image of the one before, as it travels from process to process.
+    fn reborn(&self, now: Time, id: ShardId, before: &Actor) -> Actor {
+        let bytes = match before {
+            Actor::Broken(broken) => broken.image(),
+            other => other.as_shard().expect("a shard's node holds a shard").image().encode(),
         };
-        let shard = Shard::new(now, config, self.registry.clone());
+        let image = ShardImage::decode(&bytes).expect("an image can be read");
+        let shard = Shard::from_image(now, self.shard_config(id, 0), self.registry.clone(), image);
+        let shard = shard.expect("an image is that of a shard");
+        assert!(shard.image().encode() == bytes, "the successor of {id} has another image");
+        self.broken_or_not(shard)
+    }
+
+    fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
+        self.broken_or_not(Shard::new(now, self.shard_config(id, life), self.registry.clone()))
+    }
+
+    fn broken_or_not(&self, shard: Shard) -> Actor {
         match self.play.canary.filter(|canary| canary.is_of_shards()) {
             None => Actor::Shard(Box::new(shard)),
             Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),

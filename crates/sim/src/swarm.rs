@@ -84,8 +84,9 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 13] = [
+pub const EVENTS: [&str; 14] = [
     "cache",
+    "handover",
     "held",
     "join",
     "landing",
@@ -206,6 +207,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     };
     let happened = [
         ("cache", cluster.worker_ids().any(is_at_once)),
+        ("handover", counts.handovers > 0),
         ("held", cluster.worker_ids().any(has_held)),
         ("join", has_joined),
         ("landing", counts.landings > 0),
@@ -388,6 +390,7 @@ mod tests {
             (Canary::Early, "an acknowledged push was lost"),
             (Canary::Outdated, "the payload was made by another codec"),
             (Canary::Reused, "changed while"),
+            (Canary::Dated, "an acknowledged push was lost"),
             (Canary::Outlived, "computes iteration"),
         ] {
             // A bug may be seen by its consequences first; the promise that it breaks is broken soon.

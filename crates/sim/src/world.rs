@@ -216,10 +216,23 @@ impl<R: Role> World<R> {
     /// lives or that ended by its own word.
     pub fn restart(&mut self, id: NodeId, at: Time, build: impl FnOnce(Time) -> R + 'static) {
         if let Some(&node) = self.by_id.get(&id) {
-            self.rebirths.push(Some(Rebirth(Box::new(build))));
-            let rebirth = self.rebirths.len() - 1;
+            let rebirth = self.rebirth(move |now, _| build(now));
             self.queue.push(at.max(self.now), Event::Restart { node, rebirth });
         }
+    }
+
+    /// At `at` another process takes the place of a node that lives: all its connections break, and its role becomes what `build` makes of
+    /// the one before. Nothing happens to a node that has ended.
+    pub fn replace(&mut self, id: NodeId, at: Time, build: impl FnOnce(Time, &R) -> R + 'static) {
+        if let Some(&node) = self.by_id.get(&id) {
+            let rebirth = self.rebirth(build);
+            self.queue.push(at.max(self.now), Event::Replace { node, rebirth });
+        }
+    }
+
+    fn rebirth(&mut self, build: impl FnOnce(Time, &R) -> R + 'static) -> usize {
+        self.rebirths.push(Some(Rebirth(Box::new(build))));
+        self.rebirths.len() - 1
     }
 
     /// Each frame takes `factor` times as long on this node as before.
@@ -409,7 +422,8 @@ impl<R: Role> World<R> {
             | Event::Pause { node, .. }
             | Event::Resume { node }
             | Event::Crash { node }
-            | Event::Restart { node, .. } => node,
+            | Event::Restart { node, .. }
+            | Event::Replace { node, .. } => node,
         }
     }
 
@@ -434,7 +448,7 @@ impl<R: Role> World<R> {
             }
             Event::Restart { rebirth, .. } => {
                 if let Some(Ended::Crashed | Ended::NotStarted) = self.nodes[index].ended {
-                    self.revive(index, rebirth);
+                    self.start_anew(index, rebirth);
                 }
             }
             _ => {}
@@ -442,21 +456,26 @@ impl<R: Role> World<R> {
         Ok(())
     }
 
-    fn revive(&mut self, index: usize, rebirth: usize) {
-        let Some(Rebirth(build)) = self.rebirths[rebirth].take() else { return };
-        let node = &mut self.nodes[index];
-        node.role = build(self.now);
-        let was = node.ended.take();
-        node.life += 1;
-        node.reader = Reader::default();
-        (node.timer, node.busy_until, node.paused_until) = (None, self.now, self.now);
-        if was == Some(Ended::NotStarted) {
+    /// A process is started in the place of one that crashed, or that was never there.
+    fn start_anew(&mut self, index: usize, rebirth: usize) {
+        if self.nodes[index].ended == Some(Ended::NotStarted) {
             self.counts.late += 1;
             self.note(index, "is started late");
         } else {
             self.counts.restarts += 1;
             self.note(index, "is started anew");
         }
+        self.revive(index, rebirth);
+    }
+
+    fn revive(&mut self, index: usize, rebirth: usize) {
+        let Some(Rebirth(build)) = self.rebirths[rebirth].take() else { return };
+        let node = &mut self.nodes[index];
+        node.role = build(self.now, &node.role);
+        node.ended = None;
+        node.life += 1;
+        node.reader = Reader::default();
+        (node.timer, node.busy_until, node.paused_until) = (None, self.now, self.now);
         self.set_timer(index, self.now);
     }
 
@@ -549,6 +568,16 @@ impl<R: Role> World<R> {
                 return Ok(false);
             }
             Event::Restart { .. } => return Ok(false),
+            Event::Replace { rebirth, .. } => {
+                // What waits for the process before happens to its successor.
+                let postponed = std::mem::take(&mut self.nodes[index].postponed);
+                self.end(index, Ended::Crashed, observer)?;
+                self.revive(index, rebirth);
+                self.counts.handovers += 1;
+                self.note(index, "goes on in another process");
+                self.nodes[index].postponed = postponed;
+                return Ok(false);
+            }
         }
         Ok(true)
     }

@@ -1,12 +1,14 @@
 //! The controller of one (table, shard): a pure state machine around a model.
 
 use super::questions::Questions;
-use super::state::signed;
+use super::state::{StateImage, signed};
 use super::{Admit, Apply, Close, Decision, Exec, PullView, Question, SyncPolicy, SyncState, SyncStats};
 use crate::limits;
 use crate::prng::Prng;
 use crate::types::{Clock, Time, WorkerId};
 use crate::waits::Delay;
+use crate::wire::bounded::sequence;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -210,8 +212,25 @@ impl Delayed {
     }
 }
 
+/// What an image keeps of a controller: all but pulls that wait, and questions about them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ControllerImage {
+    state: StateImage,
+    rng: Prng,
+    closing_since: Option<Time>,
+    ahead_when_set: Clock,
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+    departed: Vec<(WorkerId, Departed)>,
+    stats: SyncStats,
+    /// The number of the last question to worker 0.
+    last_question: u64,
+    /// What the model has learned.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_POLICY_BYTES }>")]
+    memory: Vec<u8>,
+}
+
 /// Pushes of a worker that left.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Departed {
     /// The clock of its last complete push.
     pushed: Option<Clock>,
@@ -259,6 +278,39 @@ impl Controller {
     pub fn begin_at(&mut self, version: Clock) {
         self.state.begin_at(version);
         self.policy.model.observe(&self.state);
+    }
+
+    /// What an image keeps of it, as if all workers' connections were gone.
+    pub(crate) fn image(&self) -> ControllerImage {
+        ControllerImage {
+            state: self.state.image(),
+            rng: self.rng.clone(),
+            closing_since: self.closing_since,
+            ahead_when_set: self.ahead_when_set,
+            departed: self.departed.iter().map(|(worker, departed)| (*worker, *departed)).collect(),
+            stats: self.stats.clone(),
+            last_question: self.questions.last(),
+            memory: self.policy.model.memory(),
+        }
+    }
+
+    /// Becomes the controller that an image was made of; its policy is the same. The error says why it cannot.
+    pub(crate) fn restore(&mut self, image: ControllerImage) -> Result<(), String> {
+        let ControllerImage { state, rng, closing_since, ahead_when_set, departed, stats, .. } = image;
+        let clocks = departed.iter().flat_map(|(_, departed)| [departed.pushed, departed.began]).flatten();
+        if clocks.chain([ahead_when_set, image.last_question]).any(|clock| clock > limits::MAX_CLOCK) {
+            return Err("a clock is out of range".into());
+        }
+        self.state = SyncState::from_image(state)?;
+        self.policy.model.observe(&self.state);
+        self.policy.model.recall(&image.memory)?;
+        self.rng = rng;
+        self.closing_since = closing_since;
+        self.ahead_when_set = ahead_when_set;
+        self.departed = departed.into_iter().collect();
+        self.stats = stats;
+        self.questions = Questions::after(image.last_question);
+        Ok(())
     }
 
     /// The policy in force.

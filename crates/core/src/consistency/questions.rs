@@ -18,6 +18,11 @@ pub(super) struct Questions {
 }
 
 impl Questions {
+    /// Those of a table whose worker 0 is gone: numbers go on after `last`.
+    pub(super) fn after(last: u64) -> Questions {
+        Questions { last, last_change: last, answered: last, ..Questions::default() }
+    }
+
     /// Worker 0 is there or gone.
     pub(super) fn set_judge(&mut self, is_here: bool) {
         self.has_judge = is_here;

@@ -6,7 +6,7 @@ use crate::prng::Prng;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
 use crate::types::{Clock, Time};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ struct Quorum {
 }
 
 /// The workers that rounds are for: those that together give the most gradients per second.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Pace {
     /// Seconds per iteration of the slowest of them.
     step_s: f64,
@@ -183,6 +183,20 @@ impl Consistency for Quorum {
         self.times.extend(state.workers().filter_map(|(_, worker)| worker.typical_interval_s()));
         self.times.sort_unstable_by(f64::total_cmp);
         self.pace = Pace::of(&self.times, self.needed(state.n()) as usize);
+    }
+
+    /// Workers may have been timed again since the version advanced.
+    fn memory(&self) -> Vec<u8> {
+        postcard::to_allocvec(&self.pace).expect("two numbers")
+    }
+
+    fn recall(&mut self, memory: &[u8]) -> Result<(), String> {
+        let pace: Option<Pace> = postcard::from_bytes(memory).map_err(|error| error.to_string())?;
+        if pace.is_some_and(|pace| pace.workers == 0 || !(0.0..=1e9).contains(&pace.step_s)) {
+            return Err(format!("workers cannot be as fast as {pace:?}"));
+        }
+        self.pace = pace;
+        Ok(())
     }
 }
 

@@ -121,6 +121,14 @@ impl Consistency for RemoteCondition {
         self.fallback.observe(state);
     }
 
+    fn memory(&self) -> Vec<u8> {
+        self.fallback.memory()
+    }
+
+    fn recall(&mut self, memory: &[u8]) -> Result<(), String> {
+        self.fallback.recall(memory)
+    }
+
     fn remote(&self) -> Option<&Remote> {
         Some(&self.remote)
     }

@@ -2,6 +2,9 @@
 
 use crate::limits;
 use crate::types::{Clock, Time, WorkerId};
+use crate::wire::bounded::sequence;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// How much the newest interval weighs in a worker's average: about the last seven pushes matter.
 const INTERVAL_WEIGHT: f64 = 0.25;
@@ -36,7 +39,7 @@ pub struct SyncState {
 }
 
 /// Gradients that were aggregated into a round.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Contributions {
     round: Clock,
     gradients: u32,
@@ -47,8 +50,24 @@ struct Contributions {
 /// Progress of a rank without a worker: below any that a worker can have.
 const ABSENT: i64 = i64::MIN;
 
+/// What an image keeps of a state. The rest follows from it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct StateImage {
+    v_train: Clock,
+    opened: Option<Time>,
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+    workers: Vec<Option<WorkerState>>,
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+    joining: Vec<(WorkerId, Clock)>,
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+    idle: Vec<WorkerId>,
+    imbalance: f64,
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_ROUNDS_AHEAD as usize + 1 }>")]
+    contributions: Vec<Contributions>,
+}
+
 /// State of one live worker.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerState {
     progress: i64,
     first: Clock,
@@ -109,6 +128,75 @@ impl WorkerState {
 }
 
 impl SyncState {
+    /// What an image keeps of it.
+    pub(super) fn image(&self) -> StateImage {
+        StateImage {
+            v_train: self.v_train,
+            opened: self.opened,
+            workers: self.workers.clone(),
+            joining: self.joining.clone(),
+            idle: self.idle.clone(),
+            imbalance: self.imbalance,
+            contributions: self.contributions.clone(),
+        }
+    }
+
+    /// The state that an image was made of. The error says why there can be no such state.
+    pub(super) fn from_image(image: StateImage) -> Result<SyncState, String> {
+        let StateImage { v_train, opened, workers, joining, idle, imbalance, contributions } = image;
+        let mut state = SyncState {
+            v_train,
+            opened,
+            joining,
+            idle,
+            imbalance,
+            contributions,
+            progress: workers
+                .iter()
+                .map(|known| known.as_ref().map_or(ABSENT, |known| known.progress))
+                .collect(),
+            workers,
+            ..SyncState::default()
+        };
+        state.check_image()?;
+        state.n = state.live().count() as u32;
+        state.count = state.count_from(signed(v_train));
+        let said = state.workers.iter().flatten().filter_map(|worker| worker.samples);
+        state.samples = (said.clone().count() as u32, said.map(u64::from).sum());
+        state.check()?;
+        Ok(state)
+    }
+
+    /// Whether numbers of an image are such that nothing overflows by them, and lists name each live worker once.
+    fn check_image(&self) -> Result<(), String> {
+        let is_clock = |clock: Clock| clock <= limits::MAX_CLOCK;
+        let is_time = |seconds: Option<f64>| seconds.is_none_or(|seconds| (0.0..=1e9).contains(&seconds));
+        for (worker, known) in self.workers() {
+            let clocks = [Some(known.first), known.pushed, Some(unsigned(known.progress))];
+            let is_fine = clocks.into_iter().flatten().all(is_clock)
+                && known.progress >= -1
+                && known.recent_s.into_iter().chain([known.interval_s]).all(is_time)
+                && known.significance.is_none_or(f64::is_finite)
+                && known.samples.is_none_or(|samples| (1..=limits::MAX_SAMPLES).contains(&samples));
+            if !is_fine {
+                return Err(format!("{worker} cannot be at {known:?}"));
+            }
+        }
+        let is_joining = |(worker, first): &(WorkerId, Clock)| {
+            *first > self.v_train && self.is_done(*worker, self.v_train)
+        };
+        let is_idle = |worker: &WorkerId| self.worker(*worker).is_some();
+        let is_weight = |known: &Contributions| is_clock(known.round) && known.weight.is_finite();
+        let is_fine = is_clock(self.v_train)
+            && self.joining.iter().all(is_joining)
+            && is_distinct(self.joining.iter().map(|(worker, _)| *worker))
+            && self.idle.iter().all(is_idle)
+            && is_distinct(self.idle.iter().copied())
+            && (0.0..=1.0).contains(&self.imbalance)
+            && self.contributions.iter().all(is_weight);
+        if is_fine { Ok(()) } else { Err("the state of its workers does not fit together".into()) }
+    }
+
     /// The table's version here: every round below it is closed. Also the number of the open round.
     pub fn v_train(&self) -> Clock {
         self.v_train
@@ -474,6 +562,11 @@ pub(super) fn imbalance(intervals_s: impl Iterator<Item = f64>) -> f64 {
 /// A clock as a progress. The controller refuses clocks that do not fit.
 pub(super) fn signed(clock: Clock) -> i64 {
     i64::try_from(clock).unwrap_or(i64::MAX)
+}
+
+fn is_distinct(workers: impl Iterator<Item = WorkerId>) -> bool {
+    let mut seen = BTreeSet::new();
+    workers.into_iter().all(|worker| seen.insert(worker))
 }
 
 fn unsigned(progress: i64) -> Clock {

@@ -35,7 +35,7 @@ struct PushFactors {
 }
 
 /// Codecs that are remembered for sums which were under way when they changed.
-const MOST_FORMER: usize = 64;
+pub(super) const MOST_FORMER: usize = 64;
 
 /// The decoders of a table, by epoch.
 #[derive(Debug, Default)]
@@ -59,6 +59,12 @@ impl Decoders {
             self.former.pop_front();
         }
         self.former.push_back(FormerDecoder { until: from, decoder });
+    }
+
+    /// The codecs that were in use before, as they are written, each with the first epoch that it does not read.
+    fn former(&self) -> impl Iterator<Item = (u32, Option<String>)> {
+        let text = |decoder: &Decoder| decoder.codec().to_string();
+        self.former.iter().map(move |former| (former.until, former.decoder.as_ref().map(text)))
     }
 
     /// The one that reads payloads of an epoch.
@@ -95,6 +101,20 @@ impl ContentReader {
         self.decoders.replace(codec.map(Decoder::new), from);
         // Those whose push is not complete send it again, in plain values.
         self.factors.clear();
+    }
+
+    /// The codecs that were in use before, oldest first, as they are written, each with the first epoch that it does not read.
+    pub(super) fn former_codecs(&self) -> impl Iterator<Item = (u32, Option<String>)> {
+        self.decoders.former()
+    }
+
+    /// Reads what these codecs made in epochs before the present one's, too.
+    pub(super) fn set_former_codecs(&mut self, codecs: impl Iterator<Item = (u32, Option<Arc<Codec>>)>) {
+        let former = |(until, codec): (u32, Option<Arc<Codec>>)| FormerDecoder {
+            until,
+            decoder: codec.map(Decoder::new),
+        };
+        self.decoders.former = codecs.map(former).collect();
     }
 
     /// Keeps a piece of a layer's factors for the chunks that follow. A worker that sends its push again sends its factors

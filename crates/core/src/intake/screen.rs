@@ -35,6 +35,10 @@ impl FiniteScreen {
         self.found
     }
 
+    pub(super) fn set_found(&mut self, found: u64) {
+        self.found = found;
+    }
+
     #[inline]
     pub(super) fn check(&mut self, content: Content<'_>) -> Screened<'_> {
         if content.all_finite() { Screened::Finite } else { self.judge(content) }

@@ -1,9 +1,10 @@
 //! The pushes that are under way, found by their worker.
 
 use crate::types::{Clock, WorkerId};
+use serde::{Deserialize, Serialize};
 
 /// A push of which some frames were taken, and not the last.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Push<D, K> {
     worker: WorkerId,
     clock: Clock,

@@ -7,16 +7,17 @@ use crate::limits;
 use crate::types::{AggregatorId, Clock, ProcessId, TableId};
 use crate::wire::frame::{Completed, Sum};
 use crate::wire::{Cause, Fault, Refusal};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The aggregators of a job.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Aggregators {
     peers: BTreeMap<AggregatorId, Peer>,
 }
 
 /// An aggregator as a shard remembers it.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Peer {
     process: ProcessId,
     /// Numbered frames up to this one were taken.
@@ -26,7 +27,7 @@ struct Peer {
 }
 
 /// Why a sum was refused.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RefusedSum {
     /// Which attempt at a push of this table and clock it was; all sums of it are refused alike.
     attempt: u32,
@@ -57,6 +58,14 @@ pub(crate) enum Turn {
 }
 
 impl Aggregators {
+    /// Whether there can be so many, and so much that they remember; the error says why not.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let fits = |(id, peer): (&AggregatorId, &Peer)| {
+            id.0 < limits::MAX_AGGREGATORS && peer.refused.len() <= limits::MAX_REFUSED_SUMS
+        };
+        if self.peers.iter().all(fits) { Ok(()) } else { Err("there are too many aggregators".into()) }
+    }
+
     /// Whether no aggregator has ever connected.
     pub(crate) fn is_empty(&self) -> bool {
         self.peers.is_empty()

@@ -28,8 +28,9 @@ use early::Early;
 use pulls::WaitingPulls;
 use routes::Routes;
 use sender::Sender;
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
-use streams::{Sending, Streams};
+use streams::{Sending, Streams, StreamsImage};
 
 /// One way of bringing parameters to those who asked for them. One method is required.
 ///
@@ -118,7 +119,39 @@ pub(super) struct Delivery {
     refused: u64,
 }
 
+/// What an image keeps of a delivery: nothing that is on its way, or waits for somebody.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct DeliveryImage {
+    routes: Routes,
+    streams: StreamsImage,
+    bytes_pulled: u64,
+    refused: u64,
+}
+
 impl Delivery {
+    pub(super) fn image(&self) -> DeliveryImage {
+        let Delivery { routes, streams, bytes_pulled, refused, .. } = self;
+        DeliveryImage {
+            routes: routes.clone(),
+            streams: streams.image(),
+            bytes_pulled: *bytes_pulled,
+            refused: *refused,
+        }
+    }
+
+    /// Becomes the delivery that an image was made of, where `chunks` says how many chunks a table has that is broadcast.
+    pub(super) fn restore(
+        &mut self,
+        image: DeliveryImage,
+        chunks: impl Fn(TableId) -> Option<usize>,
+    ) -> Result<(), String> {
+        let DeliveryImage { routes, streams, bytes_pulled, refused } = image;
+        self.streams.restore(streams, chunks)?;
+        self.routes = routes;
+        (self.bytes_pulled, self.refused) = (bytes_pulled, refused);
+        Ok(())
+    }
+
     /// One in which one of so many versions that are broadcast comes with a digest.
     pub(super) fn with_digests(every: u64) -> Delivery {
         Delivery { streams: Streams::with_digests(every), ..Delivery::default() }

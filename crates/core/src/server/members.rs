@@ -1,25 +1,30 @@
 //! The workers of a job, and how far they are.
 
+use crate::limits;
 use crate::types::{Clock, WorkerId};
+use crate::wire::bounded::sequence;
+use serde::{Deserialize, Serialize};
 
 /// The workers that take part in a job, by rank, which is dense.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Members {
     /// `None` for workers that are no members, or no longer.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     incarnations: Vec<Option<Incarnation>>,
     /// How far workers are with pushes that rounds wait for.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     progress: Vec<Progress>,
 }
 
 /// The process that has a rank.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Incarnation {
     number: u64,
     /// Whether a connection in the name of this rank is this process's own, and not that of its predecessor.
     has_connected: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct Progress {
     clock: Clock,
     /// Of this clock.
@@ -94,7 +99,7 @@ impl Members {
         if progress.clock < clock {
             *progress = Progress { clock, bytes: 0 };
         }
-        progress.bytes += bytes;
+        progress.bytes = progress.bytes.saturating_add(bytes);
     }
 
     /// How far a worker is, in bytes; `None` when no round waits for it.

@@ -15,6 +15,7 @@ mod store;
 mod touched;
 
 use super::accumulators::Accumulators;
+use super::image::{StoreImage, TableImage};
 use crate::checkpoint::{TableCut, Wanted};
 use crate::codec::Codec;
 use crate::consistency::{
@@ -34,9 +35,13 @@ use crate::wire::frame::{Piece, Sum};
 use crate::wire::{DType, Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
 use halves::{ChunkState, Halves};
+pub(super) use publication::PublicationImage;
 use publication::{Publication, PublishedChunk};
 use rounds::Rounds;
-use sink::{GradientSink, Kept};
+pub(super) use rounds::RoundsImage;
+use sink::GradientSink;
+pub(super) use sink::Kept;
+pub(super) use skipped::SkippedSteps;
 use std::sync::Arc;
 use store::{Closing, Over, Store};
 
@@ -127,6 +132,50 @@ impl TableShard {
             valid_from: Plan::FIRST_EPOCH,
             closing_delay: None,
         })
+    }
+
+    pub(super) fn image(&self) -> TableImage {
+        TableImage {
+            version: self.version(),
+            store: self.store.image(&self.layout),
+            controller: self.controller.image(),
+            rounds: self.rounds.image(&self.layout),
+            intake: self.intake.image(),
+            publication: self.publication.as_ref().map(Publication::image),
+        }
+    }
+
+    /// Becomes the part of a table that an image was made of; its policies are the same. The error says why it cannot, and it is of
+    /// no use then.
+    pub(super) fn restore(
+        &mut self,
+        registry: &Registry,
+        image: TableImage,
+        accumulators: &mut Accumulators,
+    ) -> Result<(), String> {
+        let TableImage { version, store, controller, rounds, intake, publication } = image;
+        let TableShard { layout, .. } = self;
+        self.store.restore(layout, store)?;
+        self.controller.restore(controller)?;
+        if self.controller.state().v_train() != version {
+            return Err(format!("the image is of version {version}, and its workers are at another"));
+        }
+        self.rounds = Rounds::from_image(layout, rounds, version, accumulators)?;
+        let codec = |text: &str| {
+            let codec = Codec::for_pushes(&registry.codec, text).map_err(|error| error.to_string())?;
+            Ok(push_codec(layout.spec(), codec))
+        };
+        self.intake.restore(intake, codec, |push| check_push(push, layout, version))?;
+        match (&mut self.publication, publication) {
+            (Some(publication), Some(image)) => publication.restore(image),
+            (None, None) => Ok(()),
+            _ => Err("the image is of a table that is broadcast, or this one is".into()),
+        }
+    }
+
+    /// Takes over parameters and the state of their optimizer. The error says why it cannot.
+    pub(super) fn restore_store(&mut self, image: StoreImage) -> Result<(), String> {
+        self.store.restore(&self.layout, image)
     }
 
     /// Sets the table's [`Plan::valid_from`].
@@ -677,6 +726,16 @@ impl TableShard {
             waiting: longest.iter().take(REPORTED_WAITS).map(report).collect(),
         }
     }
+}
+
+/// Whether a push of an image can be under way in a table of this layout: what another process kept may be anything.
+fn check_push(push: &Push<Admit, Kept>, layout: &Layout, version: Clock) -> Result<(), String> {
+    let (worker, clock, last) = (push.worker(), push.clock(), version + limits::MAX_ROUNDS_AHEAD);
+    let is_ahead = matches!(push.destination(), Admit::Round(round) if round > last);
+    if is_ahead || clock > limits::MAX_CLOCK || push.frames() as usize > layout.chunks().len() {
+        return Err(format!("{worker} cannot have a push of clock {clock} under way at version {version}"));
+    }
+    push.kept.check(layout)
 }
 
 /// A consistency policy as it holds for a table: workers have no copies of tables of rows.

@@ -3,6 +3,7 @@
 use super::accumulators::Accumulators;
 use super::cuts::{CutOutcome, Cuts};
 use super::delivery::Delivery;
+use super::image::TableImage;
 use super::table_shard::TableShard;
 use super::timers::Timers;
 use crate::checkpoint::{TableCut, Wanted};
@@ -59,6 +60,29 @@ impl Tables {
             }
         }
         Ok(tables)
+    }
+
+    pub(super) fn images(&self) -> Vec<TableImage> {
+        self.iter().map(TableShard::image).collect()
+    }
+
+    /// Become the tables that images were made of; the plan is the same. The error says why they cannot, and they are of no use
+    /// then.
+    pub(super) fn restore(&mut self, registry: &Registry, images: Vec<TableImage>) -> Result<(), String> {
+        if images.len() != self.len() {
+            return Err(format!("the image has {} tables, and its plan {}", images.len(), self.len()));
+        }
+        for (number, (table, image)) in self.tables.iter_mut().zip(images).enumerate() {
+            let restored = table.restore(registry, image, &mut self.accumulators);
+            restored.map_err(|why| format!("table `{}`: {why}", table.spec().name))?;
+            self.timers.set(number, table.next_timeout());
+        }
+        Ok(())
+    }
+
+    /// Sets how many bytes of gradients were received.
+    pub(super) fn set_bytes_pushed(&mut self, bytes: u64) {
+        self.bytes_pushed = bytes;
     }
 
     /// The index of a frame's table, if this shard holds chunks of it and the frame's epoch is one from the table's

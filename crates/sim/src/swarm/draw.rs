@@ -32,6 +32,8 @@ pub struct Drawn {
     pub components: Vec<String>,
     /// Aggregators that die, when, and after which time they are started anew.
     pub restarts: Vec<(NodeId, Time, Duration)>,
+    /// Shards in whose place another process goes on, and when.
+    pub handovers: Vec<(ShardId, Time)>,
     /// When further workers are started.
     pub joins: Vec<Time>,
     /// Nodes that are cut off, and when.
@@ -136,11 +138,13 @@ impl Drawn {
         let budget = 120.0 + scenario.iterations as f64 * step;
         let deadline = heal_at + Duration::from_secs_f64(budget);
         let components = components::used(registry, &scenario);
+        let handovers = handovers(&mut Dice::new(Prng::fork(seed, 0x696d_6167)), &scenario, heal_at);
         Ok(Drawn {
             scenario,
             play,
             components,
             restarts,
+            handovers,
             joins,
             partitions,
             closures,
@@ -156,6 +160,9 @@ impl Drawn {
         let mut cluster = Cluster::with(&self.scenario, Play { canary, ..self.play })?;
         for (node, at, after) in &self.restarts {
             cluster.crash_and_restart(*node, *at, *after);
+        }
+        for (shard, at) in &self.handovers {
+            cluster.replace_by_image(*shard, *at);
         }
         for at in &self.joins {
             cluster.join_later(*at);
@@ -263,6 +270,9 @@ impl fmt::Display for Drawn {
         for (node, at, after) in &self.restarts {
             let (at, after) = (at.as_secs_f64(), after.as_secs_f64());
             write!(f, "; {node} dies at {at:.2} s and is started anew {after:.3} s later")?;
+        }
+        for (shard, at) in &self.handovers {
+            write!(f, "; another process goes on in the place of {shard} at {:.2} s", at.as_secs_f64())?;
         }
         for at in &self.joins {
             write!(f, "; another worker comes at {:.2} s", at.as_secs_f64())?;
@@ -518,6 +528,17 @@ fn restarts(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId,
 fn restart(dice: &mut Dice, node: NodeId, heal_at: Time) -> (NodeId, Time, Duration) {
     let at = Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64()));
     (node, at, Duration::from_secs_f64(dice.magnitude(1e-3, 2.0)))
+}
+
+/// Sometimes other processes go on in the place of shards, several times.
+fn handovers(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(ShardId, Time)> {
+    let count = if dice.chance(0.3) { dice.whole(1, 4) } else { 0 };
+    let handover = |_| {
+        let server = ServerId(dice.whole(0, u64::from(scenario.servers) - 1) as u32);
+        let core = dice.whole(0, u64::from(scenario.cores) - 1) as u32;
+        (ShardId { server, core }, Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64())))
+    };
+    (0..count).map(handover).collect()
 }
 
 /// When further workers are started, as a job that runs takes them in.

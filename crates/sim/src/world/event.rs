@@ -35,4 +35,6 @@ pub(super) enum Event {
     Crash { node: usize },
     /// The node is started anew.
     Restart { node: usize, rebirth: usize },
+    /// Another process takes the place of the node.
+    Replace { node: usize, rebirth: usize },
 }

@@ -70,8 +70,10 @@ impl<R: Role> Node<R> {
     }
 }
 
-/// Makes the role of a node that is started anew.
-pub(super) struct Rebirth<R>(pub(super) Box<dyn FnOnce(Time) -> R>);
+/// Makes the role of a node that is started anew, where its last one is seen.
+pub(super) struct Rebirth<R>(pub(super) Box<Build<R>>);
+
+type Build<R> = dyn FnOnce(Time, &R) -> R;
 
 impl<R> fmt::Debug for Rebirth<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

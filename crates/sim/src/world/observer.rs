@@ -53,6 +53,8 @@ pub struct Counts {
     pub landings: u64,
     /// Nodes that were started anew.
     pub restarts: u64,
+    /// Nodes in whose place another process has gone on.
+    pub handovers: u64,
     /// Nodes that were started later than the others.
     pub late: u64,
 }

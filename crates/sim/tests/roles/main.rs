@@ -17,6 +17,7 @@ mod conditions;
 mod copies;
 mod held;
 mod hostile;
+mod images;
 mod joining;
 mod landing;
 mod layers;

@@ -1,11 +1,15 @@
 //! Routes: which workers are reached through which aggregators.
 
+use crate::limits;
 use crate::types::{AggregatorId, NodeId, WorkerId};
+use crate::wire::bounded::sequence;
+use serde::{Deserialize, Serialize};
 
 /// The aggregators that workers are behind.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Routes {
     /// By rank; `None`, or nothing, for workers that are reached on their own connection.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     by_rank: Vec<Option<AggregatorId>>,
 }
 

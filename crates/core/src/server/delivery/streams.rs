@@ -5,11 +5,12 @@ use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::server::table_shard::TableShard;
-use crate::stream::{Chunks, Stream};
+use crate::stream::{Chunks, Stream, StreamImage};
 use crate::types::{Clock, ConnectionId, NodeId, TableId, Time};
 use crate::wire::DType;
 use crate::wire::Position;
 use crate::wire::frame::{Form, Piece, Update};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The streams of a shard's tables.
@@ -25,6 +26,19 @@ struct State {
     stream: Stream,
     /// Chunks of the version under way that were published, from the first on.
     next: usize,
+}
+
+/// What an image keeps of a table's stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct StateImage {
+    stream: StreamImage,
+    next: u32,
+}
+
+/// What an image keeps of the streams of a shard.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct StreamsImage {
+    by_table: BTreeMap<TableId, StateImage>,
 }
 
 /// What streams send by.
@@ -98,6 +112,27 @@ impl Chunks for Published<'_> {
 impl Streams {
     pub(super) fn with_digests(every: u64) -> Streams {
         Streams { digest_every: every, ..Streams::default() }
+    }
+
+    pub(super) fn image(&self) -> StreamsImage {
+        let image = |state: &State| StateImage { stream: state.stream.image(), next: state.next as u32 };
+        StreamsImage { by_table: self.by_table.iter().map(|(id, state)| (*id, image(state))).collect() }
+    }
+
+    /// Becomes the streams that an image was made of, where `chunks` says how many chunks a table has that is broadcast.
+    pub(super) fn restore(
+        &mut self,
+        image: StreamsImage,
+        chunks: impl Fn(TableId) -> Option<usize>,
+    ) -> Result<(), String> {
+        for (id, StateImage { stream, next }) in image.by_table {
+            let next = next as usize;
+            if chunks(id).is_none_or(|count| next > count) {
+                return Err(format!("{next} chunks of table {} were published", id.0));
+            }
+            self.by_table.insert(id, State { stream: Stream::from_image(stream), next });
+        }
+        Ok(())
     }
 
     /// A chunk has its values of the next version: it is published if all chunks before it are.

@@ -4,6 +4,9 @@ use crate::absence::Absent;
 use crate::codec::Content;
 use crate::intake::GradientFrame;
 use crate::kernels::Values;
+use crate::server::image::floats;
+use crate::table::Layout;
+use serde::{Deserialize, Serialize};
 
 /// A gradient of one cell, or a sum of some.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +45,7 @@ impl<'a> CellGradient<'a> {
 }
 
 /// One worker's gradient, kept whole: for ranked addition, or until its norm is known.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Staged {
     frames: Vec<StagedFrame>,
     /// Of each frame.
@@ -50,10 +53,23 @@ pub(super) struct Staged {
 }
 
 /// A [`GradientFrame`] in memory of its own.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum StagedFrame {
-    Dense { index: usize, start: usize, values: Vec<f32>, absent: Absent },
-    Rows { index: usize, start: usize, rows: Vec<u32>, width: usize, values: Vec<f32> },
+    Dense {
+        index: usize,
+        start: usize,
+        #[serde(with = "floats")]
+        values: Vec<f32>,
+        absent: Absent,
+    },
+    Rows {
+        index: usize,
+        start: usize,
+        rows: Vec<u32>,
+        width: usize,
+        #[serde(with = "floats")]
+        values: Vec<f32>,
+    },
 }
 
 impl Staged {
@@ -100,6 +116,14 @@ impl Staged {
         }
     }
 
+    /// Whether it is a gradient of a table of this layout: what another process kept may be anything.
+    pub(super) fn check(&self, layout: &Layout) -> Result<(), String> {
+        if self.weights.len() != self.frames.len() || !self.weights.iter().all(|weight| weight.is_finite()) {
+            return Err("frames of a gradient and their weights do not fit together".into());
+        }
+        self.frames.iter().try_for_each(|frame| frame.check(layout))
+    }
+
     pub(super) fn memory_bytes(&self) -> usize {
         self.frames.iter().map(StagedFrame::memory_bytes).sum::<usize>() + 4 * self.weights.len()
     }
@@ -119,6 +143,29 @@ impl StagedFrame {
                 GradientFrame::Rows { index: *index, start: *start, rows, width: *width, values }
             }
         }
+    }
+
+    fn check(&self, layout: &Layout) -> Result<(), String> {
+        let chunk = |index: usize, start: usize| {
+            let chunk = layout.chunks().get(index).filter(|chunk| chunk.start == start);
+            chunk.ok_or_else(|| format!("a gradient of chunk {index} from element {start} on"))
+        };
+        let is_fitting = match self {
+            StagedFrame::Dense { index, start, values, absent } => {
+                let len = chunk(*index, *start)?.len;
+                absent.check(len)?;
+                !layout.is_sparse() && values.len() == len
+            }
+            StagedFrame::Rows { index, start, rows, width, values } => {
+                let held = chunk(*index, *start)?.len / layout.row_width();
+                layout.is_sparse()
+                    && *width == layout.row_width()
+                    && rows.is_sorted_by(|a, b| a < b)
+                    && rows.last().is_none_or(|last| (*last as usize) < held)
+                    && values.len() == rows.len() * width
+            }
+        };
+        if is_fitting { Ok(()) } else { Err("a gradient that was kept is not of its chunk's shape".into()) }
     }
 
     fn memory_bytes(&self) -> usize {

@@ -4,11 +4,13 @@ use super::chunk_codec::{ChunkCodec, context_of};
 use super::touched::Touched;
 use crate::codec::{self, Codec, Context};
 use crate::role::Body;
+use crate::server::image::Floats;
 use crate::store::Buffer;
 use crate::stream::Digest;
 use crate::table::Layout;
 use crate::types::Clock;
 use crate::wire::frame::Form;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The table's values as every receiver has them, to the bit. What a codec left out of them is the difference to the parameters,
@@ -31,6 +33,15 @@ pub(super) struct Publication {
     rows: Vec<u32>,
     gathered: Vec<f32>,
     payload: Vec<u8>,
+}
+
+/// What an image keeps of a publication.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::server) struct PublicationImage {
+    values: Floats,
+    versions: Vec<Option<Clock>>,
+    whole: Option<Clock>,
+    is_behind: Vec<bool>,
 }
 
 /// A chunk as it is broadcast.
@@ -67,6 +78,27 @@ impl Publication {
             gathered: Vec::new(),
             payload: Vec::new(),
         }
+    }
+
+    pub(super) fn image(&self) -> PublicationImage {
+        PublicationImage {
+            values: self.values.as_slice().into(),
+            versions: self.versions.clone(),
+            whole: self.whole,
+            is_behind: self.is_behind.clone(),
+        }
+    }
+
+    /// Becomes the publication that an image was made of; its codec is the same. The error says why it cannot.
+    pub(super) fn restore(&mut self, image: PublicationImage) -> Result<(), String> {
+        let PublicationImage { values, versions, whole, is_behind } = image;
+        let lengths = (values.len(), versions.len(), is_behind.len());
+        if lengths != (self.values.len(), self.versions.len(), self.is_behind.len()) {
+            return Err("what was broadcast is of other chunks".into());
+        }
+        self.values.as_mut_slice().copy_from_slice(&values);
+        (self.versions, self.whole, self.is_behind) = (versions, whole, is_behind);
+        Ok(())
     }
 
     /// What every link must carry, where the codec's threshold follows them.

@@ -3,12 +3,14 @@
 use super::gradient::{CellGradient, Staged};
 use crate::absence::{Absent, AbsentFromSums};
 use crate::codec::Content;
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::optimizer::Gradient;
 use crate::server::accumulators::Accumulators;
+use crate::server::image::Floats;
 use crate::store::Buffer;
 use crate::table::Layout;
 use crate::types::WorkerId;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -22,7 +24,7 @@ enum Sums {
 }
 
 /// State of one cell in a round.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct Cell {
     /// How many gradients it got.
     gradients: u32,
@@ -35,7 +37,7 @@ struct Cell {
 const MAX_GRADIENTS: u32 = 1 << 30;
 
 /// State of a cell's gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 enum CellState {
     /// Nothing waits for a step, and a further gradient would be another step.
     #[default]
@@ -65,7 +67,79 @@ pub(super) struct Round {
     is_exact: bool,
 }
 
+/// What an image keeps of a round.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct RoundImage {
+    /// Those with a contribution, in the order they got their first.
+    cells: Vec<(u32, Cell)>,
+    /// Of the cells with a sum that waits for a step, one after the other.
+    sums: Floats,
+    staged: BTreeMap<WorkerId, Staged>,
+    absent: Vec<(u32, Absent)>,
+    is_exact: bool,
+}
+
 impl Round {
+    pub(super) fn image(&self, layout: &Layout) -> RoundImage {
+        let summed = self.summed().flat_map(|(cell, _)| self.sum(cell, layout.cell_range(cell)));
+        RoundImage {
+            cells: self.touched.iter().map(|&cell| (cell, self.cells[cell as usize])).collect(),
+            sums: summed.copied().collect::<Vec<f32>>().into(),
+            staged: self.staged.clone(),
+            absent: self.absent.chunks().map(|(chunk, absent)| (chunk as u32, absent.clone())).collect(),
+            is_exact: self.is_exact,
+        }
+    }
+
+    /// The round that an image was made of. The error says why there can be no such round.
+    pub(super) fn from_image(
+        layout: &Layout,
+        image: RoundImage,
+        accumulators: &mut Accumulators,
+    ) -> Result<Round, String> {
+        let RoundImage { cells, sums, staged, absent, is_exact } = image;
+        let mut round = Round { is_exact, ..Round::new(layout) };
+        let mut sums: &[f32] = &sums;
+        for (number, cell) in cells {
+            let place = number as usize;
+            let is_new = round.cells.get(place).is_some_and(|known| known.gradients == 0);
+            let is_fine = (1..=MAX_GRADIENTS).contains(&cell.gradients) && cell.weight.is_finite();
+            if !is_new || !is_fine {
+                return Err(format!("cell {number} of a round is there twice, or cannot have {cell:?}"));
+            }
+            if cell.state == CellState::Summed {
+                let range = layout.cell_range(place);
+                let Some((values, rest)) = sums.split_at_checked(range.len()) else {
+                    return Err(format!("the sum of cell {number} of a round is missing"));
+                };
+                sums = rest;
+                let values = Values::F32(values).into();
+                let sum = CellGradient {
+                    cell: place,
+                    start: range.start,
+                    values,
+                    absent: Absent::NOTHING,
+                    gradients: 1,
+                    weight: 1.0,
+                };
+                round.put(sum, accumulators);
+            }
+            round.cells[place] = cell;
+            round.touched.push(number);
+        }
+        for (number, absent) in absent {
+            let cell = number as usize;
+            if layout.is_sparse() || cell >= round.cells.len() || !round.is_summed(cell) {
+                return Err(format!("elements of cell {number} are absent, and it has no sum"));
+            }
+            absent.check(layout.cell_range(cell).len())?;
+            round.absent.add(cell, true, &absent);
+        }
+        staged.values().try_for_each(|staged| staged.check(layout))?;
+        round.staged = staged;
+        if sums.is_empty() { Ok(round) } else { Err("a round has sums of no cell".into()) }
+    }
+
     pub(super) fn new(layout: &Layout) -> Round {
         let cells = layout.cells();
         Round {
@@ -283,7 +357,6 @@ impl Round {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Values;
     use crate::table::{Chunk, TableSpec};
     use crate::types::{ServerId, ShardId};
 

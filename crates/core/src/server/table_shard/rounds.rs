@@ -1,9 +1,12 @@
 //! The rounds of a table.
 
-use super::round::Round;
+use super::round::{Round, RoundImage};
+use crate::limits;
 use crate::server::accumulators::Accumulators;
 use crate::table::Layout;
 use crate::types::Clock;
+use crate::wire::bounded::sequence;
+use serde::{Deserialize, Serialize};
 
 /// The rounds of a table that are not closed, and the memory of one that was. There are few at a time.
 #[derive(Debug, Default)]
@@ -15,7 +18,42 @@ pub(super) struct Rounds {
     sums_are_exact_from: Clock,
 }
 
+/// What an image keeps of the rounds of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::server) struct RoundsImage {
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_ROUNDS_AHEAD as usize + 1 }>")]
+    open: Vec<(Clock, RoundImage)>,
+    sums_are_exact_from: Clock,
+}
+
 impl Rounds {
+    pub(super) fn image(&self, layout: &Layout) -> RoundsImage {
+        RoundsImage {
+            open: self.open.iter().map(|(clock, round)| (*clock, round.image(layout))).collect(),
+            sums_are_exact_from: self.sums_are_exact_from,
+        }
+    }
+
+    /// The rounds that an image was made of when rounds below `version` were closed. The error says why there can be no such rounds.
+    pub(super) fn from_image(
+        layout: &Layout,
+        image: RoundsImage,
+        version: Clock,
+        accumulators: &mut Accumulators,
+    ) -> Result<Rounds, String> {
+        let RoundsImage { open, sums_are_exact_from } = image;
+        let may_be_open = version..=version + limits::MAX_ROUNDS_AHEAD;
+        let mut rounds = Rounds { sums_are_exact_from, ..Rounds::default() };
+        for (clock, round) in open {
+            if !may_be_open.contains(&clock) {
+                return Err(format!("round {clock} is open at version {version}"));
+            }
+            rounds.open.push((clock, Round::from_image(layout, round, accumulators)?));
+        }
+        rounds.check()?;
+        Ok(rounds)
+    }
+
     /// The round of a clock, with memory of an earlier one where there is some.
     pub(super) fn open(&mut self, clock: Clock, layout: &Layout) -> &mut Round {
         let at = self.open.partition_point(|(known, _)| *known < clock);

@@ -11,16 +11,22 @@ use crate::server::accumulators::Accumulators;
 use crate::table::Layout;
 use crate::types::{Clock, WorkerId};
 use crate::wire::{Cause, Fault, frame};
+use serde::{Deserialize, Serialize};
 
 /// State of a push under way on a shard.
-#[derive(Debug, Default)]
-pub(super) struct Kept {
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(in crate::server) struct Kept {
     squared_norm: f64,
     /// Gradients that wait until the push is complete: for ranked addition, or because the optimizer needs their norm.
     staged: Staged,
 }
 
 impl Kept {
+    /// Whether it is of a push of a table of this layout: what another process kept may be anything.
+    pub(super) fn check(&self, layout: &Layout) -> Result<(), String> {
+        self.staged.check(layout)
+    }
+
     pub(super) fn memory_bytes(&self) -> usize {
         self.staged.memory_bytes()
     }

@@ -1,36 +1,59 @@
 //! Steps that were made without some elements, for lack of a gradient.
 
 use crate::absence::Absent;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// For each element of a dense chunk, how many of the chunk's steps were made without it, because it had no gradient. Adam's
 /// bias correction depends on the number of a step, and counts only the steps that included the element.
-#[derive(Debug, Default)]
-pub(super) struct SkippedSteps {
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(in crate::server) struct SkippedSteps {
     /// Only chunks with an element that missed a step.
     chunks: BTreeMap<usize, Vec<Run>>,
 }
 
 /// Neighbouring elements of a chunk that missed equally many steps. A run begins where the run before it ends.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Run {
     end: u32,
     skipped: u32,
 }
 
 impl SkippedSteps {
+    /// Whether runs cover chunks of these lengths, by chunk; the error says which do not.
+    pub(super) fn check(&self, elements: impl Fn(usize) -> Option<usize>) -> Result<(), String> {
+        for (chunk, runs) in &self.chunks {
+            let ascend = std::iter::once(0).chain(runs.iter().map(|run| run.end)).is_sorted_by(|a, b| a < b);
+            let last = runs.last().map(|run| run.end as usize);
+            if !ascend || last.is_none() || elements(*chunk) != last {
+                return Err(format!("steps that elements of chunk {chunk} missed are not of its length"));
+            }
+        }
+        Ok(())
+    }
+
     /// Whether elements of this chunk missed steps.
     pub(super) fn has(&self, chunk: usize) -> bool {
         self.chunks.contains_key(&chunk)
     }
 
     /// A run of a chunk's elements that missed equally many steps, by its place among them; and how many that is.
-    pub(super) fn run(&self, chunk: usize, number: usize) -> Option<(Range<usize>, u64)> {
+    pub(in crate::server) fn run(&self, chunk: usize, number: usize) -> Option<(Range<usize>, u64)> {
         let runs = self.chunks.get(&chunk)?;
         let run = runs.get(number)?;
         let start = number.checked_sub(1).map_or(0, |before| runs[before].end);
         Some((start as usize..run.end as usize, u64::from(run.skipped)))
+    }
+
+    /// Sets the runs of a chunk: where each ends, and how many steps it missed. [`SkippedSteps::check`] is to follow.
+    pub(in crate::server) fn set(&mut self, chunk: usize, runs: impl IntoIterator<Item = (usize, u64)>) {
+        let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        let run = |(end, skipped)| Run { end: narrow(end as u64), skipped: narrow(skipped) };
+        let runs: Vec<Run> = runs.into_iter().map(run).collect();
+        if runs.iter().any(|run| run.skipped > 0) {
+            self.chunks.insert(chunk, runs);
+        }
     }
 
     /// Counts a step of a chunk as missed for its absent elements. Returns the ranges that are present, each with the number
@@ -75,17 +98,6 @@ impl SkippedSteps {
             let runs = starts.zip(runs).filter(|(_, run)| run.skipped > 0);
             runs.map(move |(start, run)| (chunk, start as usize..run.end as usize, run.skipped))
         })
-    }
-
-    /// Says how many steps the elements of a chunk missed: for each run, where it ends, and how many. Runs are ascending and cover
-    /// the chunk.
-    pub(super) fn set(&mut self, chunk: usize, runs: impl IntoIterator<Item = (usize, u32)>) {
-        let mut joined = Vec::new();
-        runs.into_iter().for_each(|(end, skipped)| append(&mut joined, Run { end: end as u32, skipped }));
-        self.chunks.remove(&chunk);
-        if joined.iter().any(|run| run.skipped > 0) {
-            self.chunks.insert(chunk, joined);
-        }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

@@ -10,11 +10,13 @@ use crate::absence::Absent;
 use crate::checkpoint::{CutRange, SkippedRun, TableCut};
 use crate::intake::GradientFrame;
 use crate::kernels;
+use crate::limits;
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
 use crate::policy::Reduce;
 use crate::server::accumulators::Accumulators;
+use crate::server::image::{ChunkImage, Floats, StoreImage};
 use crate::store::{Buffer, floats};
-use crate::table::Layout;
+use crate::table::{Layout, LocalChunk};
 use crate::types::Clock;
 use crate::wire::frame::Piece;
 use crate::wire::{Cause, Fault};
@@ -103,6 +105,68 @@ impl Store {
             initialised_chunks: 0,
             touched: None,
         })
+    }
+
+    pub(super) fn image(&self, layout: &Layout) -> StoreImage {
+        let chunks = layout.chunks().iter().zip(&self.arrivals);
+        let chunk = |(chunk, arrivals): (&LocalChunk, &u64)| ChunkImage {
+            start: chunk.table_start,
+            len: chunk.len as u64,
+            arrivals: *arrivals,
+        };
+        StoreImage {
+            chunks: chunks.map(chunk).collect(),
+            initialised_chunks: self.initialised_chunks as u32,
+            parameters: self.parameters.as_slice().into(),
+            slots: self.slots.iter().map(|slot| slot.as_slice().into()).collect(),
+            steps: self.steps,
+            steps_outside_rounds: self.steps_outside_rounds,
+            skipped: self.skipped.clone(),
+            touched: self.touched.as_ref().map(|touched| touched.words().to_vec()),
+        }
+    }
+
+    /// Becomes the store that an image was made of. The error says why it cannot; the store is then of no use.
+    pub(super) fn restore(&mut self, layout: &Layout, image: StoreImage) -> Result<(), String> {
+        let is_it = |(chunk, image): (&LocalChunk, &ChunkImage)| {
+            (chunk.table_start, chunk.len as u64) == (image.start, image.len)
+        };
+        if image.chunks.len() != self.arrivals.len() || !layout.chunks().iter().zip(&image.chunks).all(is_it)
+        {
+            return Err("the image is of other chunks".into());
+        }
+        let is_whole = |values: &Floats| values.len() == layout.elements();
+        if !is_whole(&image.parameters) || !image.slots.iter().all(is_whole) {
+            return Err("the image lacks parameters, or optimizer state".into());
+        }
+        if image.slots.len() != self.slots.len() {
+            let (found, expected) = (image.slots.len(), self.slots.len());
+            return Err(format!(
+                "the image has {found} arrays of optimizer state, and the optimizer {expected}"
+            ));
+        }
+        if image.initialised_chunks as usize > self.arrivals.len() {
+            return Err("more chunks have initial values than there are".into());
+        }
+        let counts = image.chunks.iter().map(|chunk| chunk.arrivals);
+        if counts.chain([image.steps, image.steps_outside_rounds]).any(|count| count > limits::MAX_CLOCK) {
+            return Err("a number of steps is out of range".into());
+        }
+        image.skipped.check(|chunk| (!layout.is_sparse()).then_some(layout.chunks().get(chunk)?.len))?;
+        if let Some(touched) = &mut self.touched {
+            let words = image.touched.unwrap_or_else(|| touched.words().to_vec());
+            let restored = Touched::from_words(words, layout.cells());
+            *touched = restored.ok_or("the image notes other rows than there are")?;
+        }
+        self.parameters.as_mut_slice().copy_from_slice(&image.parameters);
+        for (slot, values) in self.slots.iter_mut().zip(&image.slots) {
+            slot.as_mut_slice().copy_from_slice(values);
+        }
+        self.arrivals = image.chunks.iter().map(|chunk| chunk.arrivals).collect();
+        self.initialised_chunks = image.initialised_chunks as usize;
+        (self.steps, self.steps_outside_rounds) = (image.steps, image.steps_outside_rounds);
+        self.skipped = image.skipped;
+        Ok(())
     }
 
     /// Notes from now on which rows were stepped.
@@ -238,10 +302,9 @@ impl Store {
             let runs = restored.stretches(start..start + range.len() as u64).map(|stretch| {
                 let stretch = stretch?;
                 let end = (stretch.start - start) as usize + stretch.len;
-                let skipped = u32::try_from(most - stretch.steps).unwrap_or(u32::MAX);
-                Ok((end, skipped))
+                Ok((end, most - stretch.steps))
             });
-            let runs = runs.collect::<Result<Vec<(usize, u32)>, String>>()?;
+            let runs = runs.collect::<Result<Vec<(usize, u64)>, String>>()?;
             if runs.iter().any(|(_, skipped)| *skipped > 0) {
                 self.skipped.set(cell, runs);
             }

@@ -9,6 +9,15 @@ pub(super) struct Touched {
 }
 
 impl Touched {
+    pub(super) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Those of so many rows; `None` if the words are of another number.
+    pub(super) fn from_words(words: Vec<u64>, rows: usize) -> Option<Touched> {
+        (words.len() == rows.div_ceil(64)).then_some(Touched { words })
+    }
+
     pub(super) fn new(rows: usize) -> Touched {
         Touched { words: vec![0; rows.div_ceil(64)] }
     }
