@@ -110,3 +110,57 @@ impl<'a> Restored<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{CutRange, SkippedRun};
+
+    fn piece(start: u64, len: u64, steps: u64, skipped: &[(u64, u64, u32)]) -> TableCut {
+        let run = |&(start, len, skipped): &(u64, u64, u32)| SkippedRun { start, len, skipped };
+        TableCut {
+            name: "w".into(),
+            shape: vec![10],
+            version: steps,
+            ranges: vec![CutRange { start, len, steps }],
+            skipped: skipped.iter().map(run).collect(),
+            parameters: (start..start + len).map(|at| at as f32).collect(),
+            slots: vec![vec![0.0; len as usize]],
+        }
+    }
+
+    #[test]
+    fn elements_are_found_with_the_steps_that_they_took_part_in() {
+        let pieces = [piece(4, 6, 9, &[(5, 2, 3)]), piece(0, 4, 7, &[])];
+        let restored = Restored::new("w", &pieces, 1).unwrap();
+        let found: Vec<(u64, usize, u64)> = restored
+            .stretches(2..9)
+            .map(|stretch| {
+                let stretch = stretch.unwrap();
+                assert_eq!(stretch.piece.parameters[stretch.offset], stretch.start as f32);
+                (stretch.start, stretch.len, stretch.steps)
+            })
+            .collect();
+        assert_eq!(found, [(2, 2, 7), (4, 1, 9), (5, 2, 6), (7, 2, 9)]);
+    }
+
+    #[test]
+    fn what_is_missing_or_does_not_fit_is_told() {
+        let pieces = [piece(0, 4, 7, &[]), piece(5, 5, 7, &[])];
+        let restored = Restored::new("w", &pieces, 1).unwrap();
+        let why = restored.stretches(2..9).find_map(Result::err).unwrap();
+        assert_eq!(why, "element 4 of table `w` is in none of its files");
+        let why = Restored::new("w", &pieces, 2).unwrap_err();
+        assert!(why.contains("has 1 values for each parameter, and the job's optimizer keeps 2"), "{why}");
+        let short = [TableCut { parameters: vec![], ..piece(0, 4, 7, &[]) }];
+        assert!(Restored::new("w", &short, 1).unwrap_err().contains("other lengths"));
+        let endless = [TableCut {
+            ranges: vec![
+                CutRange { start: 1, len: u64::MAX, steps: 1 },
+                CutRange { start: 0, len: u64::MAX, steps: 1 },
+            ],
+            ..piece(0, 4, 7, &[])
+        }];
+        assert!(Restored::new("w", &endless, 1).is_err());
+    }
+}
