@@ -6,7 +6,7 @@ use crate::clock;
 use crate::waker::Doorbell;
 use paramill_core::checkpoint::{Request, Response};
 use paramill_core::role::Role;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// A loop's way to its archive. Requests are carried out one after the other.
 pub(super) struct Archivist {
@@ -61,10 +61,7 @@ impl Archivist {
     }
 
     fn take(&self) -> Option<Response> {
-        match self.answers.try_recv() {
-            Ok(response) => Some(response),
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-        }
+        self.answers.try_recv().ok()
     }
 }
 
