@@ -17,7 +17,8 @@ Usage: cargo xtask COMMAND
 Commands:
   test          Everything that must pass before a change is merged, stage by stage:
                 format, tidy, dependencies, lint, tests, documentation, python.
-                With --skip-python without the last, which installs torch (about 5 GB) once
+                With --skip-python without the last, which installs torch (about 5 GB) once.
+                With --services only the tests against a real etcd, which is installed if it is missing
   python        Only the Python package: builds its wheel into a virtual environment and tests it there
   wheel         The wheel to give to others
   tidy          Only the rules of the house: file sizes, names, purity of core, links, dependencies
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.as_slice() {
         ["test"] => stages::run(&root, stages::ALL),
         ["test", "--skip-python"] => stages::without_python().and_then(|stages| stages::run(&root, stages)),
+        ["test", "--services"] => stages::run(&root, &[stages::SERVICES]),
         ["python"] => stages::run(&root, &[stages::PYTHON]),
         ["wheel"] => stages::run(&root, &[stages::WHEEL]),
         ["tidy"] => stages::run(&root, &[stages::TIDY]),

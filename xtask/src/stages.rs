@@ -52,6 +52,10 @@ pub(crate) const PYTHON: Stage = Stage { name: "python", alone: "cargo xtask pyt
 /// Its wheel.
 pub(crate) const WHEEL: Stage = Stage { name: "wheel", alone: "cargo xtask wheel", run: python::wheel };
 
+/// Tests against programs of others, which are installed if they are missing.
+pub(crate) const SERVICES: Stage =
+    Stage { name: "services", alone: "cargo xtask test --services", run: test_services };
+
 /// Quick stages first, so that a slip is known in seconds.
 pub(crate) const ALL: &[Stage] = &[SETUP, FORMAT_CHECK, TIDY, DENY, LINT, TEST, DOC, PYTHON];
 
@@ -117,6 +121,19 @@ fn check_dependencies(root: &Path) -> Result<()> {
         "cargo-deny is not installed; tidy's own check of dependencies, licences and sources stands alone"
     );
     Ok(())
+}
+
+/// Jobs whose coordinators keep their state in a real etcd.
+fn test_services(root: &Path) -> Result<()> {
+    if !answers("etcd", &["--version"]) {
+        eprintln!("etcd is missing; asking apt for it");
+        let install = "apt-get update && apt-get install -y etcd-server";
+        let installed = Command::new("sh").args(["-c", install]).status();
+        if !installed.is_ok_and(|status| status.success()) {
+            bail!("etcd is missing and apt could not install it; install Debian's etcd-server");
+        }
+    }
+    cargo(root, &["test", "-p", "paramill", "--test", "etcd"], &[("PARAMILL_TEST_ETCD", "etcd")])
 }
 
 fn cargo(root: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Result<()> {

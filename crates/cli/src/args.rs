@@ -90,6 +90,7 @@ pub(crate) enum Command {
     Config(ConfigArgs),
     Reproduce(ReproduceArgs),
     Serve(ServeArgs),
+    Coordinate(CoordinateArgs),
     Aggregate(AggregateArgs),
     Launch(LaunchArgs),
     Status(StatusArgs),
@@ -259,8 +260,68 @@ pub(crate) struct ServeArgs {
     /// 0 before its initial values had arrived.
     #[arg(long, value_name = "TIME", default_value = "0s", conflicts_with = "join")]
     pub(crate) restart_grace: Span,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
     #[arg(long, hide = true)]
     pub(crate) end_with_parent: bool,
+}
+
+/// What a coordinator keeps for the process that takes its place.
+#[derive(Debug, Clone, ClapArgs)]
+pub(crate) struct MemoryArgs {
+    /// Where the coordinator keeps what it has to know when it is started anew: a file, etcd://HOST:PORT/PREFIX, or none [default: a
+    /// file below $XDG_STATE_HOME/paramill or ~/.local/state/paramill; none if the system chooses the port].
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) state: Option<String>,
+    /// How long the others go on training without a coordinator that keeps its state, before they give it up.
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    pub(crate) coordinator_grace: Span,
+}
+
+/// Run the coordinator of a job alone, without parameters: it may die and be started again with the same command.
+///
+/// The job goes on training meanwhile. Servers join it with `paramill serve --join`. With --state etcd://.. several may be started, on
+/// several hosts: one of them coordinates the job, and another takes its place when that one is gone. Give the addresses of all of them
+/// to servers and workers: paramill://10.0.0.1:7070,10.0.0.2:7070/job.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill coordinate --workers 4 --servers 2
+  paramill serve --join paramill://127.0.0.1:7070/job                       twice
+  paramill coordinate --host 10.0.0.1 --state etcd://10.0.0.9:2379/jobs/a   on several hosts")]
+pub(crate) struct CoordinateArgs {
+    /// Where the job is to be found [default: port 7070 of --host, or of 127.0.0.1].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Option<String>,
+    /// The job's name, the last part of its URL.
+    #[arg(long, value_name = "NAME", default_value = "job")]
+    pub(crate) job: String,
+    /// An address of this machine to listen on and announce, for other machines to reach; 0.0.0.0 is all of them [default: 127.0.0.1].
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// Workers of the job [default: 4].
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<u32>,
+    /// Servers of the job [default: 2].
+    #[arg(long, value_name = "M")]
+    pub(crate) servers: Option<u32>,
+    /// Which hosts are below which switches, in TOML, for the trees of --broadcast.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) topology: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// Everything random follows from it.
+    #[arg(long, value_name = "K")]
+    pub(crate) seed: Option<u64>,
+    /// A job in TOML, or `-` for stdin; other options win over it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// How long the job waits for workers that died to be started anew, where it cannot go on without them: all died, or worker
+    /// 0 before its initial values had arrived.
+    #[arg(long, value_name = "TIME", default_value = "0s")]
+    pub(crate) restart_grace: Span,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
 }
 
 /// Add up the gradients of the workers of a host or rack on their way to the servers.

@@ -5,6 +5,7 @@ mod bench;
 mod checkpoint;
 mod components;
 mod config;
+mod coordinate;
 mod doctor;
 mod launch;
 mod reproduce;
@@ -35,6 +36,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Config(args) => config::run(&args, &registry, output),
         Command::Reproduce(args) => reproduce::run(&args, output),
         Command::Serve(args) => serve::run(&args, &registry, output),
+        Command::Coordinate(args) => coordinate::run(&args, &registry, output),
         Command::Aggregate(args) => aggregate::run(&args, &registry, output),
         Command::Launch(args) => launch::run(&args, &registry, output),
         Command::Status(args) => status::run(&args, output),

@@ -11,6 +11,7 @@ mod listening;
 mod output;
 mod plan;
 mod plot;
+mod state_place;
 mod supervisor;
 mod training;
 

@@ -45,7 +45,11 @@ impl Process {
     }
 
     fn aggregate(url: &str, index: &str, more: &[&str]) -> (Process, String) {
-        let common = ["aggregate", "--job", url, "--listen", "127.0.0.1:0", "--index", index];
+        Process::aggregate_at("127.0.0.1:0", url, index, more)
+    }
+
+    fn aggregate_at(listen: &str, url: &str, index: &str, more: &[&str]) -> (Process, String) {
+        let common = ["aggregate", "--job", url, "--listen", listen, "--index", index];
         let aggregator = Process::start(&[&common, more].concat());
         let address = aggregator.announcement["address"].as_str().unwrap().to_owned();
         (aggregator, address)
@@ -143,6 +147,68 @@ fn a_job_through_hosts_and_a_rack_ends_like_one_without() {
         let (loss, expected) = (done["loss"].as_f64().unwrap(), expected["loss"].as_f64().unwrap());
         assert!((loss - expected).abs() < 0.01 * expected, "{loss}, and {expected} without aggregators");
         assert_eq!(done["digest"], stacked[0]["digest"], "all workers of a round have the same");
+    }
+}
+
+/// Trains a model through a rack's aggregator and those of two hosts, of which the first one is killed again and again, and started
+/// anew; then the rack's.
+fn train_while_they_die(job: &[&str], epochs: &str) -> Vec<Value> {
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (plan, (mut server, url)) = (plan(job, epochs), Process::serve(job));
+    let [rack_at, host_at] = [free(), free()];
+    let rack = || Process::aggregate_at(&rack_at, &url, "0", &["--transport", "tcp"]);
+    let (mut first, above) = rack();
+    let through = ["--transport", "tcp", "--through", &above];
+    let host = || Process::aggregate_at(&host_at, &url, "1", &through);
+    let (mut killed, address) = host();
+    let (mut other, its) = Process::aggregate(&url, "2", &through);
+    let addresses = [address, its];
+    let start = |rank: usize| worker(&url, rank, Some(&addresses[rank / 2]), &plan);
+    let workers: Vec<Child> = (0..4).map(start).collect();
+    let clock = || {
+        let status: Value = serde_json::from_str(&output(&["status", &url, "--json"])).unwrap();
+        status["shards"][0]["tables"][0]["version"].as_u64().unwrap_or(0)
+    };
+    let wait_for = |wanted: u64| {
+        while clock() < wanted {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    wait_for(1);
+    for _ in 0..3 {
+        let now = clock();
+        // Dropping it kills it.
+        drop(killed);
+        killed = host().0;
+        wait_for(now + 2);
+    }
+    let now = clock();
+    drop(first);
+    first = rack().0;
+    wait_for(now + 2);
+    let done = workers.into_iter().map(last_words).collect();
+    for process in [&mut killed, &mut other, &mut first, &mut server] {
+        assert!(process.has_ended_well());
+    }
+    done
+}
+
+#[test]
+fn aggregators_are_killed_and_started_anew_and_the_job_goes_on() {
+    // Gradients that are added by rank: the same bits.
+    let ranked = [&JOB[..], &["--order", "ranked"]].concat();
+    let direct = train(&ranked, "400", false);
+    for done in train_while_they_die(&ranked, "400") {
+        assert_eq!(done["digest"], direct[0]["digest"], "{done}");
+    }
+    let direct = train(&JOB, "400", false);
+    let expected = direct[0]["loss"].as_f64().unwrap();
+    for done in train_while_they_die(&JOB, "400") {
+        let loss = done["loss"].as_f64().unwrap();
+        assert!(
+            (loss - expected).abs() < 0.02 * expected + 1e-3,
+            "{loss}, and {expected} without aggregators"
+        );
     }
 }
 

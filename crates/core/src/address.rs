@@ -15,6 +15,11 @@ pub const LOCAL: &str = "unix:";
 pub struct Addresses(#[serde(deserialize_with = "sequence::<_, _, { limits::MAX_ADDRESSES }>")] Vec<String>);
 
 impl Addresses {
+    /// Addresses with commas between them.
+    pub fn list(text: &str) -> Addresses {
+        text.split(',').map(str::to_owned).collect()
+    }
+
     /// Each of them, in the order of trying.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.iter().map(String::as_str)

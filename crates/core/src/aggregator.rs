@@ -34,6 +34,7 @@ use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
     ServedShard, Standing, Welcome,
 };
+use lowers::Lowers;
 use members::Caller;
 use memory::Memory;
 use shard_proxy::{Answers, ProxyPolicy, ShardProxy};
@@ -93,7 +94,7 @@ impl Aggregator {
     /// An aggregator that is about to join.
     pub fn new(now: Time, config: AggregatorConfig, registry: Arc<Registry>) -> Aggregator {
         Aggregator {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             id: config.id,
             config,
             registry,
@@ -165,7 +166,7 @@ impl Aggregator {
     /// An aggregator wants to go through this one.
     fn accept_lower(&mut self, incarnation: u64, lower: Lower) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
-        let Lower { process, id, shard, again, levels } = lower;
+        let Lower { process, id, shard, levels } = lower;
         if id.0 >= limits::MAX_AGGREGATORS {
             return refuse("an aggregator gets its number from the coordinator first".into(), false);
         }
@@ -187,24 +188,25 @@ impl Aggregator {
         }
         let Some((proxy, mut out)) = self.proxy(shard) else { return refuse(misplaced(shard), false) };
         let was_up = proxy.was_up();
-        let accepted = proxy.accept_lower(id, process, incarnation, again, &mut out);
+        let accepted = proxy.accept_lower(id, process, incarnation, &mut out);
         // What was connected to a shard once is in no circle.
         if !was_up {
             self.levels = self.levels.max(levels + 1);
         }
-        accepted.map(|()| Welcome { you: NodeId::Aggregator(id), incarnation })
+        accepted.map(|session| Welcome { you: NodeId::Aggregator(id), incarnation, session })
     }
 
     fn handle_control(&mut self, now: Time, message: Control) {
         match message {
             Control::Plan(plan) => self.take_plan(now, *plan),
-            Control::Change { epoch, change } => self.take_change(epoch, &change),
+            Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::IdleWorkers { workers, .. } => {
                 let idle: Vec<(WorkerId, Clock)> =
                     workers.iter().map(|idle| (idle.worker, idle.until)).collect();
                 let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
                 self.proxies.iter_mut().for_each(|proxy| proxy.set_idle(&idle, &mut out));
             }
+            Control::Patience { seconds } => self.coordinator.set_patience(control::patience(seconds)),
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }
@@ -220,7 +222,7 @@ impl Aggregator {
         match &self.plan {
             Some(known) => {
                 for (epoch, change) in known.changes_to(&plan) {
-                    self.apply_change(epoch, &change);
+                    self.apply_change(now, epoch, &change);
                 }
             }
             None => self.begin(now, plan),
@@ -228,7 +230,7 @@ impl Aggregator {
         self.tell_entered();
     }
 
-    fn take_change(&mut self, epoch: u32, change: &Change) {
+    fn take_change(&mut self, now: Time, epoch: u32, change: &Change) {
         let Some(plan) = &self.plan else { return self.tell_coordinator(&Control::PlanQuery) };
         if epoch > plan.epoch + 1 {
             // A change in between is missing.
@@ -238,13 +240,13 @@ impl Aggregator {
             return self.stop(Some(format!("the coordinator's change of the plan cannot be used: {why}")));
         }
         if epoch > plan.epoch {
-            self.apply_change(epoch, change);
+            self.apply_change(now, epoch, change);
         }
         self.tell_entered();
     }
 
     /// The one way from an epoch to the next.
-    fn apply_change(&mut self, epoch: u32, change: &Change) {
+    fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
         let Some(plan) = &mut self.plan else { return };
         let is_joining =
             |worker: WorkerId| plan.member(worker).is_some_and(|member| member.standing == Standing::Joining);
@@ -266,7 +268,22 @@ impl Aggregator {
                 self.proxies.iter_mut().for_each(|proxy| proxy.remove_worker(*worker, &mut out));
             }
             Change::Policy(_) => self.set_policies(),
+            Change::Served { shard, addresses, .. } => self.move_shard(now, *shard, addresses),
         }
+    }
+
+    /// A shard is served elsewhere, or may have come back: it is reached at these addresses.
+    fn move_shard(&mut self, now: Time, shard: ShardId, addresses: &Addresses) {
+        // An aggregator above follows by itself.
+        if self.config.above.is_some() {
+            return;
+        }
+        let me = self.id.map_or(0, |id| id.0 as usize);
+        let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+        for proxy in self.proxies.iter_mut().filter(|proxy| proxy.shard() == shard) {
+            proxy.follow(now, addresses.for_caller(me + shard.core as usize), &mut out);
+        }
+        self.handle_timeout(now);
     }
 
     fn tell_entered(&mut self) {
@@ -304,7 +321,9 @@ impl Aggregator {
                 let own = (0u32..).zip(chunks.iter().copied()).filter(|(_, chunk)| chunk.shard == *shard);
                 Table::new(spec, own)
             });
-            self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables.collect(), log_bytes));
+            let lowers = Lowers::with_seed(self.config.process.0);
+            let tables = tables.collect();
+            self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables, lowers, log_bytes));
         }
         self.plan = Some(plan);
         self.set_policies();
@@ -373,10 +392,10 @@ impl Role for Aggregator {
             let reason = format!("this aggregator serves job `{}`, not `{}`", self.config.job, hello.job);
             return refuse(reason, false);
         }
-        if let Party::Below { process, id, shard, again, levels } = hello.from {
-            return self.accept_lower(hello.incarnation, Lower { process, id, shard, again, levels });
+        if let Party::Below { process, id, shard, levels } = hello.from {
+            return self.accept_lower(hello.incarnation, Lower { process, id, shard, levels });
         }
-        let Party::Through { rank, shard, again } = hello.from else {
+        let Party::Through { rank, shard, pushed } = hello.from else {
             let reason = "an aggregator takes workers and aggregators that were told to go through it; use the job's URL";
             return refuse(reason.into(), false);
         };
@@ -395,8 +414,8 @@ impl Role for Aggregator {
         let Some((proxy, mut out)) = self.proxy(shard) else {
             return refuse(misplaced(shard), false);
         };
-        proxy.accept(rank, again, &mut out)?;
-        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
+        proxy.accept(rank, pushed, &mut out)?;
+        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation, session: 0 })
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {
@@ -404,8 +423,7 @@ impl Role for Aggregator {
         let process = *process;
         let from = match (connection, self.id) {
             (ConnectionId::AggregatorFor(shard), Some(id)) => {
-                let mut own = self.proxies.iter().filter(|proxy| proxy.shard() == shard);
-                Party::Below { process, id, shard, again: own.any(ShardProxy::was_up), levels: self.levels }
+                Party::Below { process, id, shard, levels: self.levels }
             }
             (_, id) => Party::Aggregator { process, id },
         };
@@ -416,7 +434,7 @@ impl Role for Aggregator {
         // It connects to shards and to the coordinator.
         if let Some(shard) = connection.shard() {
             if let Some((proxy, mut out)) = self.proxy(shard) {
-                proxy.connected(&mut out);
+                proxy.connected(welcome.session, &mut out);
             }
             return;
         }
@@ -539,7 +557,6 @@ struct Lower {
     process: ProcessId,
     id: AggregatorId,
     shard: ShardId,
-    again: bool,
     levels: u32,
 }
 
@@ -593,11 +610,7 @@ mod tests {
                 tables: vec![TableSpec::dense("w", [4])],
                 parts: vec![vec![Part { server: SHARD.server, start: 0, len: 4 }]],
                 whole: vec![],
-                shards: vec![ServedShard {
-                    shard: SHARD,
-                    process: ProcessId(1),
-                    addresses: "shard:1".into(),
-                }],
+                shards: vec![ServedShard::original(SHARD, ProcessId(1), "shard:1".into())],
                 workers: 1,
                 members: vec![Member::original(WorkerId(0), 10)],
                 policy: Policy::default(),
@@ -607,14 +620,14 @@ mod tests {
                 resumed: None,
             },
         );
-        let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1 };
+        let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1, session: 0 };
         aggregator.handle_connected(Time::ZERO, NodeId::Shard(SHARD).into(), &welcome);
         aggregator
     }
 
     /// What becomes of the hello of worker 1: whether it may try again, where it is refused.
     fn greet(aggregator: &mut Aggregator, incarnation: u64) -> Result<(), bool> {
-        let from = Party::Through { rank: WorkerId(1), shard: SHARD, again: false };
+        let from = Party::Through { rank: WorkerId(1), shard: SHARD, pushed: None };
         let hello = Hello { job: "job".into(), from, incarnation };
         aggregator.accept(Time::ZERO, &hello).map(|_| ()).map_err(|refusal| refusal.retry)
     }
@@ -625,11 +638,11 @@ mod tests {
     fn a_worker_that_joins_is_let_in_when_its_first_clock_is_known() {
         let mut aggregator = aggregator();
         assert_eq!(greet(&mut aggregator, 20), Err(true));
-        aggregator.take_change(2, &Change::Joining { worker: WorkerId(1), incarnation: 20 });
+        aggregator.take_change(Time::ZERO, 2, &Change::Joining { worker: WorkerId(1), incarnation: 20 });
         assert_eq!(greet(&mut aggregator, 20), Err(true));
-        aggregator.take_change(3, &Change::Joined { worker: WorkerId(1), clock: 5 });
+        aggregator.take_change(Time::ZERO, 3, &Change::Joined { worker: WorkerId(1), clock: 5 });
         assert_eq!((greet(&mut aggregator, 19), greet(&mut aggregator, 20)), (Err(true), Ok(())));
-        aggregator.take_change(4, &Change::Left { worker: WorkerId(1) });
+        aggregator.take_change(Time::ZERO, 4, &Change::Left { worker: WorkerId(1) });
         assert_eq!((greet(&mut aggregator, 20), greet(&mut aggregator, 21)), (Err(false), Err(true)));
         assert_eq!(aggregator.check(), Ok(()));
     }
@@ -639,7 +652,7 @@ mod tests {
         let mut aggregator = aggregator();
         let mut greet = |id: u32, levels| {
             let (process, id) = (ProcessId(7), AggregatorId(id));
-            let from = Party::Below { process, id, shard: SHARD, again: false, levels };
+            let from = Party::Below { process, id, shard: SHARD, levels };
             let hello = Hello { job: "job".into(), from, incarnation: 7 };
             aggregator
                 .accept(Time::ZERO, &hello)

@@ -7,14 +7,22 @@
 
 mod aggregators;
 mod barriers;
+mod checkpointing;
 mod checkpoints;
 mod commands;
 mod config;
 mod declarations;
 mod epochs;
 mod idlers;
+mod memory;
 mod phase;
+mod querying;
 mod readers;
+mod reading;
+mod recovery;
+mod relaying;
+mod replication;
+mod returning;
 mod routes;
 mod scheduler;
 mod servers;
@@ -26,9 +34,11 @@ mod warnings;
 mod workers;
 
 pub use config::{Checkpointing, JobConfig};
+pub use memory::RestoreError;
 
 use crate::address::Addresses;
-use crate::checkpoint::{Request, Response};
+use crate::checkpoint::Response;
+use crate::limits;
 use crate::policy::{Axis, PolicyOverride};
 use crate::prng::Prng;
 use crate::registry::Registry;
@@ -39,19 +49,23 @@ use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, ServedShard,
+    Welcome,
 };
 use aggregators::Aggregators;
 use barriers::{Arrival, Barriers};
-use checkpoints::{Checkpoints, Step};
+use checkpoints::Checkpoints;
 use commands::Commands;
 use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
+use memory::Memory;
 use phase::{Phase, Stage};
 use readers::Readers;
+use recovery::Recovery;
+use replication::{Order, Replication};
 use routes::Routes;
 use scheduler::{Release, Scheduler};
-use servers::{Caller, Servers};
+use servers::{Caller, Place, Servers};
 use status_queries::StatusQueries;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -69,6 +83,8 @@ pub struct Coordinator {
     workers: Workers,
     readers: Readers,
     servers: Servers,
+    /// Spare cores, copies of shards, and where shards are served.
+    replication: Replication,
     aggregators: Aggregators,
     declarations: Declarations,
     /// `None` until all servers and workers that the job waits for are here.
@@ -92,6 +108,10 @@ pub struct Coordinator {
     /// Tells checkpoints of this run from those of others.
     run: u64,
     standstill: Standstill,
+    memory: Memory,
+    recovery: Recovery,
+    /// Who was told, on the connection that stands, how long to wait for a coordinator that is gone.
+    patient: BTreeSet<NodeId>,
     outputs: Outbox,
 }
 
@@ -110,6 +130,7 @@ impl Coordinator {
             workers: Workers::new(config.workers, config.worker_timeout, secret),
             readers: Readers::new(Prng::fork(secret, READERS_FORK).next_u64()),
             servers: Servers::new(config.servers),
+            replication: Replication::new(config.replicas > 0),
             config,
             registry,
             aggregators: Aggregators::default(),
@@ -128,8 +149,47 @@ impl Coordinator {
             checkpoints: None,
             run: Prng::fork(secret, RUN_FORK).next_u64(),
             standstill: Standstill::default(),
+            memory: Memory::default(),
+            recovery: Recovery::default(),
+            patient: BTreeSet::new(),
             outputs: Outbox::default(),
         }
+    }
+
+    /// From now on everything that would be lost with this process is stored ([`Output::Remember`]) before others hear of it, so that it can be
+    /// started anew with [`Coordinator::restore`]. Members go on without it for so long. To be called before anything else.
+    pub fn remembering(mut self, grace: Duration) -> Coordinator {
+        self.memory.keep(grace.min(limits::MAX_COORDINATOR_GRACE));
+        self
+    }
+
+    /// A coordinator in place of one that is gone, with the last state that was stored: it waits for the members that it remembers to come
+    /// back, tells them what they have missed, and goes on. The configuration must have passed [`JobConfig::check`].
+    pub fn restore(
+        now: Time,
+        config: JobConfig,
+        registry: Arc<Registry>,
+        grace: Duration,
+        state: &[u8],
+    ) -> Result<Coordinator, RestoreError> {
+        returning::restore(now, config, registry, grace, state)
+    }
+
+    /// Whether members have, or had, a plan: there are parameters.
+    pub fn has_plan(&self) -> bool {
+        self.is_planned()
+    }
+
+    /// Another process coordinates the job from now on: this one ends, and the job does not.
+    pub fn step_down(&mut self, why: String) {
+        self.outputs = Outbox::default();
+        self.memory = Memory::default();
+        self.outputs.push_back(Output::Stop { error: Some(why) });
+    }
+
+    /// Whether the job has ended, well or not.
+    pub fn is_over(&self) -> bool {
+        self.stage == Stage::Over
     }
 
     /// The job as it stands.
@@ -147,6 +207,11 @@ impl Coordinator {
                 false => self.workers.version(id),
             }),
             shards: self.servers.reports(now),
+            served: self
+                .epochs
+                .as_ref()
+                .map(|epochs| self.replication.statuses(epochs.newest()))
+                .unwrap_or_default(),
             packs: self.epochs.as_ref().map(|epochs| epochs.newest().packs()).unwrap_or_default(),
             aggregators: self.aggregators.statuses(),
             warnings: self.warnings.clone(),
@@ -179,98 +244,13 @@ impl Coordinator {
                 self.send(NodeId::Worker(worker), &Control::Left);
                 self.part_with(now, worker, MemberState::Left);
             }
-            Control::Reached { addresses, is_aggregated } => self.reach(worker, addresses, is_aggregated),
-            Control::Unreachable { relay } => self.note_out_of_reach(worker, relay),
-            Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
+            Control::Reached { addresses, is_aggregated } => {
+                relaying::reach(self, worker, addresses, is_aggregated)
+            }
+            Control::Unreachable { relay } => relaying::note_out_of_reach(self, worker, relay),
+            Control::StatusQuery => querying::query_status(self, now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
-        }
-    }
-
-    /// What a reader says: it declares nothing, and no round or barrier knows of it.
-    fn handle_reader(&mut self, now: Time, reader: WorkerId, message: Control) {
-        match message {
-            Control::WorkerReport(report) => self.readers.take_report(reader, report),
-            Control::Leave => {
-                self.send(NodeId::Worker(reader), &Control::Left);
-                self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(reader).into() });
-                self.lose_reader(reader);
-            }
-            // Only workers pass streams on, and only those who train with them say who does not. A reader that a worker does not
-            // serve goes to the shards by itself.
-            Control::Unreachable { .. } => {}
-            Control::StatusQuery => self.query_status(now, NodeId::Worker(reader)),
-            other => self.log(format!("ignored a `{}` message from {reader}", other.name())),
-        }
-    }
-
-    /// Sends the settled plan to a reader, once on each connection, or says why there is nothing to read.
-    fn inform_reader(&mut self, id: WorkerId) {
-        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
-        let plan = epochs.settled();
-        if let Some(why) = readers::refusal(plan) {
-            return self.refuse(NodeId::Worker(id), Cause::Policy, why);
-        }
-        if self.readers.inform(id) {
-            let message = Control::Plan(Box::new(plan.for_worker(id)));
-            self.send(NodeId::Worker(id), &message);
-            self.routes.forget(id);
-            self.route();
-        }
-    }
-
-    /// A reader is gone. Nobody's streams depend on it.
-    fn lose_reader(&mut self, id: WorkerId) {
-        if self.readers.remove(id) {
-            self.routes.detach(id);
-        }
-    }
-
-    /// Hangs up on readers that are silent. They may come back.
-    fn expire_readers(&mut self, now: Time) {
-        for id in self.readers.silent(now, self.config.worker_timeout, &self.standstill) {
-            self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(id).into() });
-            self.lose_reader(id);
-        }
-    }
-
-    fn note_out_of_reach(&mut self, by: WorkerId, relay: WorkerId) {
-        if self.routes.note_out_of_reach(by, relay) {
-            self.log(format!("{by} does not get what {relay} should pass on; {relay} is a leaf from now on"));
-            self.route();
-        }
-    }
-
-    /// A worker says where others reach it.
-    fn reach(&mut self, worker: WorkerId, addresses: Option<Addresses>, is_aggregated: bool) {
-        let Some(incarnation) = self.workers.incarnation(worker) else { return };
-        let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
-            Ok(()) => addresses,
-            Err(why) => {
-                self.log(format!("{worker} gave {why}; nothing is passed on by it"));
-                None
-            }
-        };
-        self.routes.register(worker, incarnation, addresses, is_aggregated);
-        self.route();
-    }
-
-    /// Tells workers and readers from whom they get streams, where that has changed.
-    fn route(&mut self) {
-        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
-        let workers: Vec<WorkerId> = self.workers.running().collect();
-        // Trees that are made without some of them would only be made anew.
-        if !workers.iter().all(|id| self.routes.knows(*id, self.workers.incarnation(*id))) {
-            return;
-        }
-        let readers: Vec<WorkerId> = self.readers.informed().collect();
-        let (topology, plan) = (&self.config.topology, epochs.settled());
-        let changed = self.routes.changed(&self.registry, topology, plan, &workers, &readers);
-        for (worker, routes) in changed {
-            self.send(NodeId::Worker(worker), &Control::Routes(routes));
-        }
-        if let Some(sentence) = self.routes.take_trouble() {
-            self.log(sentence);
         }
     }
 
@@ -294,10 +274,7 @@ impl Coordinator {
                 self.settle_barriers(now, None);
             }
             Control::CheckpointTaken { number, outcome } => {
-                if let Some(checkpoints) = &mut self.checkpoints {
-                    checkpoints.take(now, id, number, outcome);
-                }
-                self.follow_checkpoints(now);
+                checkpointing::take(self, now, id, number, outcome);
             }
             Control::Stop { error: Some(error) } => {
                 self.end(now, Some(control::sentence(format!("{id}: {error}"))));
@@ -306,8 +283,90 @@ impl Coordinator {
                 self.servers.forget_informed(id);
                 self.inform_shard(id);
             }
+            Control::Copied { process, epoch } => {
+                if let Some(epochs) = &self.epochs {
+                    let change = self.replication.note_in_sync(epochs.newest(), id, process, epoch);
+                    change.into_iter().for_each(|change| self.enter(now, change));
+                }
+                self.replicate(now);
+            }
+            Control::CopyLost { process } => {
+                if let Some(epochs) = &self.epochs {
+                    let change = self.replication.note_lost(epochs.newest(), id, process);
+                    self.log(format!("the copy of {id} at {process} does not follow; it is given up"));
+                    change.into_iter().for_each(|change| self.enter(now, change));
+                }
+                self.replicate(now);
+            }
             other => self.log(format!("ignored a `{}` message from {id}", other.name())),
         }
+    }
+
+    /// What a spare core says.
+    fn handle_spare(&mut self, now: Time, number: u32, message: Control) {
+        match message {
+            Control::Register { addresses } => match addresses.check() {
+                Ok(()) => {
+                    self.replication.register(number, addresses);
+                    self.replicate(now);
+                }
+                Err(why) => self.log(format!("spare core {number} gave {why}")),
+            },
+            Control::Kept { shard } => {
+                if let Some(epochs) = &self.epochs {
+                    self.replication.note_kept(number, shard, epochs.newest());
+                }
+            }
+            other => self.log(format!("ignored a `{}` message from spare core {number}", other.name())),
+        }
+    }
+
+    /// Has copies made, shards moved, and those of processes that are gone served by their copies.
+    fn replicate(&mut self, now: Time) {
+        if self.stage != Stage::Running {
+            return;
+        }
+        while let Some(epochs) = &self.epochs {
+            let plan = epochs.newest();
+            let Some(order) = self.replication.poll(now, plan, |id| self.servers.primary(id)) else { break };
+            match order {
+                Order::Keep { spare, served: ServedShard { shard, addresses: from, .. } } => {
+                    self.send(NodeId::Spare(spare), &Control::Keep { shard, from });
+                }
+                Order::Start(node) => self.send(node, &Control::StartCore),
+                Order::Change(change) => self.enter(now, change),
+                Order::Promote { spare, shard, change, why } => {
+                    self.note(format!("{shard} is served by another process from now on: {why}"));
+                    self.enter(now, change);
+                    // It may hang, and come back: its place is another's.
+                    self.outputs.push_back(Output::Disconnect { connection: NodeId::Shard(shard).into() });
+                    self.servers.lose(now, shard, true);
+                    if let Some(epochs) = &self.epochs {
+                        let message = Control::Promote(Box::new(epochs.newest().clone()));
+                        self.send(NodeId::Spare(spare), &message);
+                    }
+                }
+            }
+        }
+        while let Some(epochs) = &self.epochs
+            && let Some((server, spares)) = self.replication.poll_drained(epochs.newest())
+        {
+            self.note(format!("{server} is drained, and leaves"));
+            let stop = Control::Stop { error: None };
+            spares.into_iter().for_each(|number| self.send(NodeId::Spare(number), &stop));
+        }
+    }
+
+    /// A server is to be left without shards, so that it can end.
+    fn drain(&mut self, now: Time, number: u32, server: ServerId) {
+        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else {
+            return self.refuse(NodeId::Admin(number), Cause::Policy, "the job does not run yet".into());
+        };
+        match self.replication.drain(server, epochs.newest()) {
+            Ok(sentence) => self.send(NodeId::Admin(number), &Control::Done(sentence)),
+            Err(why) => return self.refuse(NodeId::Admin(number), Cause::Policy, why),
+        }
+        self.replicate(now);
     }
 
     fn handle_aggregator(&mut self, now: Time, id: AggregatorId, message: Control) {
@@ -337,9 +396,10 @@ impl Coordinator {
     fn handle_command(&mut self, now: Time, number: u32, message: Control) {
         let asker = NodeId::Admin(number);
         match message {
-            Control::StatusQuery => self.query_status(now, asker),
+            Control::StatusQuery => querying::query_status(self, now, asker),
             Control::Set(rule) => self.set_policy(now, number, rule),
-            Control::CheckpointRequest => self.ask_checkpoint(now, number),
+            Control::Drain { server } => self.drain(now, number, server),
+            Control::CheckpointRequest => checkpointing::ask(self, now, number),
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
@@ -409,7 +469,9 @@ impl Coordinator {
             let workers = plan.members.iter().map(|member| member.worker);
             self.scheduler = Some(Scheduler::new(sync, workers, plan.seed, plan.first_clock()));
         }
+        self.replication.begin(&plan);
         self.epochs = Some(Epochs::new(plan));
+        self.memory.touch();
         self.warn();
         self.workers.begin(now);
         self.servers.begin(now);
@@ -454,7 +516,7 @@ impl Coordinator {
             let message = Control::Plan(Box::new(epochs.settled().for_worker(id)));
             self.send(NodeId::Worker(id), &message);
             self.routes.forget(id);
-            self.route();
+            relaying::route(self);
         }
     }
 
@@ -468,6 +530,7 @@ impl Coordinator {
         // A joining worker's first clock is later than the job's: the first round is for those whom the job begins with.
         let at_least = scheduled.max(epochs.newest().first_clock() + 1);
         let message = epochs.make(now, change.clone(), at_least);
+        self.memory.touch();
         self.tell_informed(&message);
         if let (Some(scheduler), Some(epochs)) = (&mut self.scheduler, &self.epochs) {
             // It judges by the model of the first table.
@@ -490,6 +553,7 @@ impl Coordinator {
         epochs.shard_entered(now, id, epoch, joining);
         if self.stage == Stage::Starting && epochs.are_ready() {
             self.stage = Stage::Running;
+            self.memory.touch();
             // Another process may have the rank by now: it joins when it has declared its tables.
             let plan = epochs.settled();
             let is_original = |member: &&Member| {
@@ -504,8 +568,8 @@ impl Coordinator {
                 self.inform_worker(worker);
             }
             let readers: Vec<WorkerId> = self.readers.ids().collect();
-            readers.into_iter().for_each(|reader| self.inform_reader(reader));
-            self.begin_checkpoints(now);
+            readers.into_iter().for_each(|reader| reading::inform_reader(self, reader));
+            checkpointing::begin(self, now);
         }
         self.settle_epochs(now);
     }
@@ -513,7 +577,10 @@ impl Coordinator {
     /// Goes on with what shards and aggregators have entered: first clocks that are known, and changes that workers may hear of.
     fn settle_epochs(&mut self, now: Time) {
         while let Some(epochs) = &mut self.epochs {
-            if let Some(joined) = epochs.poll_joined() {
+            // Without overlap the first clock is one that the scheduler has not passed.
+            if !self.recovery.waits_for_clocks()
+                && let Some(joined) = epochs.poll_joined()
+            {
                 self.enter(now, joined);
                 continue;
             }
@@ -521,13 +588,14 @@ impl Coordinator {
             match change {
                 Change::Joining { .. } | Change::Left { .. } => {}
                 Change::Joined { worker, clock } => {
+                    self.memory.touch();
                     self.workers.run(now, worker);
                     self.inform_worker(worker);
                     if self.workers.is_running(worker) {
                         self.note(format!("{worker} takes part from clock {clock} on"));
                     }
                 }
-                Change::Policy(_) => {
+                Change::Policy(_) | Change::Served { .. } => {
                     let running: Vec<WorkerId> =
                         self.workers.running().chain(self.readers.informed()).collect();
                     let message = Control::Change { epoch, change };
@@ -535,7 +603,7 @@ impl Coordinator {
                 }
             }
         }
-        self.route();
+        relaying::route(self);
         let settled = self.epochs.as_ref().map_or(0, |epochs| epochs.settled().epoch);
         while let Some((number, sentence)) = self.commands.poll_due(settled) {
             self.send(NodeId::Admin(number), &Control::Done(sentence));
@@ -585,12 +653,9 @@ impl Coordinator {
         }
         let version = report.tables.iter().map(|table| table.version).max();
         self.servers.take_report(now, id, report);
-        if let (Some(checkpoints), Some(version)) = (&mut self.checkpoints, version) {
-            checkpoints.note_version(now, version);
-        }
-        self.follow_checkpoints(now);
+        checkpointing::note_version(self, now, version);
         self.queries.reported(id);
-        self.answer_queries(now);
+        querying::answer_queries(self, now);
     }
 
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, mut report: WorkerReport) {
@@ -598,10 +663,8 @@ impl Coordinator {
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
-        if let (Some(checkpoints), Some(clock)) = (&mut self.checkpoints, self.workers.slowest_clock()) {
-            checkpoints.note_progress(clock);
-        }
-        self.follow_checkpoints(now);
+        checkpointing::note_progress(self, now);
+        returning::take_clock(self, now, worker, None);
         let straggler = self.stragglers.judge(now, &self.workers, self.config.servers);
         straggler.into_iter().for_each(|line| self.log(line));
         if !self.workers.is_live(worker) || self.workers.is_running(worker) {
@@ -620,6 +683,7 @@ impl Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.pushed(now, worker, clock);
         }
+        returning::take_clock(self, now, worker, Some(clock));
         self.send_releases();
     }
 
@@ -643,6 +707,7 @@ impl Coordinator {
         let is_member = |member: &Member| member.is_live() && Some(member.incarnation) == incarnation;
         let is_member = epochs.newest().member(worker).is_some_and(is_member);
         self.workers.depart(worker, state);
+        self.memory.touch();
         if state == MemberState::Dead {
             self.log(format!("{worker} is declared dead; the job goes on without it"));
             // A worker that only stood still reads the reason when it goes on, even if the job is over by then.
@@ -654,17 +719,26 @@ impl Coordinator {
             self.workers.remove(worker);
         }
         self.settle_barriers(now, Some(worker));
+        returning::resume_scheduler(self, now);
         if self.workers.live().next().is_none() {
-            let error = self.workers.have_all_died().then(|| "all workers died".into());
-            // One that died may come back to finish its work, though others have left with theirs done.
-            if self.workers.count(MemberState::Dead) == 0 {
-                return self.end(now, error);
-            }
-            self.wait_for(now, None, error);
+            self.await_workers(now);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
             // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;
         }
+    }
+
+    /// A planned job without a live worker waits for one, or is over.
+    fn await_workers(&mut self, now: Time) {
+        if self.stage == Stage::Over || !self.is_planned() || self.workers.live().next().is_some() {
+            return;
+        }
+        let error = self.workers.have_all_died().then(|| "all workers died".into());
+        // One that died may come back to finish its work, though others have left with theirs done.
+        if self.workers.count(MemberState::Dead) == 0 {
+            return self.end(now, error);
+        }
+        self.wait_for(now, None, error);
     }
 
     /// A shard cannot go on without the initial values of a table. If the plan has a worker 0 by now, that one sends them.
@@ -745,7 +819,9 @@ impl Coordinator {
     /// pushes which workers push nothing for now.
     fn settle_barriers(&mut self, now: Time, last: Option<WorkerId>) {
         let running: Vec<WorkerId> = self.workers.running().collect();
-        self.barriers.settle(&running, last);
+        if self.barriers.settle(&running, last) {
+            self.memory.touch();
+        }
         if let Some(message) = self.barriers.idlers_mut().poll_news() {
             self.tell_informed(&message);
             let idle: Vec<(WorkerId, Clock)> = self.barriers.idlers().idle().collect();
@@ -753,117 +829,16 @@ impl Coordinator {
             self.send_releases();
         }
         while let Some(message) = self.barriers.poll_reached(self.servers.ids()) {
+            self.memory.touch();
             running.iter().for_each(|id| self.send(NodeId::Worker(*id), &message));
-        }
-    }
-
-    fn query_status(&mut self, now: Time, asker: NodeId) {
-        if self.queries.has(asker) {
-            // One answer is on its way to it.
-            return;
-        }
-        let reports = |id: &ShardId| {
-            let is_ready = self.epochs.as_ref().is_some_and(|epochs| epochs.has_entered(*id));
-            is_ready && self.servers.is_connected(*id)
-        };
-        let missing: BTreeSet<ShardId> = self.servers.ids().filter(reports).collect();
-        for shard in &missing {
-            self.send(NodeId::Shard(*shard), &Control::ReportRequest);
-        }
-        self.queries.ask(now, asker, missing);
-        self.answer_queries(now);
-    }
-
-    fn answer_queries(&mut self, now: Time) {
-        while let Some(asker) = self.queries.poll(now) {
-            self.send_status(now, asker);
-        }
-    }
-
-    fn send_status(&mut self, now: Time, to: NodeId) {
-        let mut status = self.status(now);
-        let mut message = frame(Kind::Control, &Control::Status(Box::new(status.clone())));
-        if !control::fits(&message) {
-            status.shorten();
-            message = frame(Kind::Control, &Control::Status(Box::new(status)));
-        }
-        self.outputs.push_back(Output::send(to, message));
-    }
-
-    /// The shards have entered the first plan.
-    fn begin_checkpoints(&mut self, now: Time) {
-        let (Some(config), Some(epochs)) = (&self.config.checkpoints, &self.epochs) else { return };
-        let first = epochs.newest().first_clock();
-        self.checkpoints = Some(Checkpoints::new(now, config, self.run, first, self.servers.ids()));
-        if let Some(manifest) = &config.resume {
-            let line = format!("the job goes on from checkpoint {}, at clock {first}", manifest.folder);
-            self.note(line);
-        }
-        self.follow_checkpoints(now);
-    }
-
-    /// A command asks for a checkpoint.
-    fn ask_checkpoint(&mut self, now: Time, number: u32) {
-        match &mut self.checkpoints {
-            Some(checkpoints) => {
-                checkpoints.ask(now, NodeId::Admin(number));
-                self.commands.wait(number);
-                self.follow_checkpoints(now);
-            }
-            None => {
-                let message = match self.config.checkpoints {
-                    Some(_) => format!("the job has not started ({})", self.phase()),
-                    None => {
-                        "the job has no place for checkpoints; start its servers with --checkpoint DIR".into()
-                    }
-                };
-                self.refuse(NodeId::Admin(number), Cause::Policy, message);
-            }
-        }
-    }
-
-    /// Does what the checkpoint under way needs next.
-    fn follow_checkpoints(&mut self, now: Time) {
-        while let Some(step) = self.checkpoints.as_mut().and_then(Checkpoints::poll) {
-            match step {
-                Step::Order(order) => {
-                    let shards: Vec<ShardId> = self.servers.informed().collect();
-                    let message = Control::Checkpoint(order);
-                    shards.into_iter().for_each(|id| self.send(NodeId::Shard(id), &message));
-                }
-                Step::Complete { folder, clock, files, keep } => {
-                    if let Some(epochs) = &self.epochs {
-                        let manifest =
-                            checkpoints::manifest(&self.config.job, epochs.newest(), folder, clock, files);
-                        let request = Request::Complete { manifest: Box::new(manifest), keep };
-                        self.outputs.push_back(Output::Archive(Box::new(request)));
-                    }
-                }
-                Step::Note(line) => self.note(line),
-                Step::Warn(line) => self.log(line),
-                Step::Answer(asker, outcome) => {
-                    if let NodeId::Admin(number) = asker {
-                        self.commands.answered(now, number);
-                    }
-                    match outcome {
-                        Ok(sentence) => self.send(asker, &Control::Done(sentence)),
-                        Err(why) => self.refuse(asker, Cause::Unsettled, why),
-                    }
-                }
-                Step::End => self.end_now(None),
-            }
         }
     }
 
     /// The job is over: at once if it failed, and when its last checkpoint is complete otherwise.
     fn end(&mut self, now: Time, error: Option<String>) {
-        if error.is_none()
-            && self.stage == Stage::Running
-            && self.checkpoints.as_mut().is_some_and(|checkpoints| checkpoints.finish(now))
-        {
-            return self.follow_checkpoints(now);
+        if error.is_some() || !checkpointing::finish(self, now) {
+            self.end_now(error);
         }
-        self.end_now(error);
     }
 
     fn end_now(&mut self, error: Option<String>) {
@@ -872,16 +847,22 @@ impl Coordinator {
         }
         self.stage = Stage::Over;
         self.checkpoints = None;
+        self.memory.touch();
         self.failure.clone_from(&error);
         let waited = stragglers::summary(&self.workers.waited(), self.config.servers);
         waited.into_iter().for_each(|line| self.note(line));
         let message = Control::Stop { error: error.clone() };
-        let shards = self.servers.ids().map(NodeId::Shard);
+        self.everybody().into_iter().for_each(|to| self.send(to, &message));
+        self.outputs.push_back(Output::Stop { error });
+    }
+
+    /// Those who have to hear that the job is over.
+    fn everybody(&self) -> Vec<NodeId> {
+        let spares = self.replication.connected().map(NodeId::Spare);
+        let shards = self.servers.ids().map(NodeId::Shard).chain(spares);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
         let workers = self.workers.live().chain(self.readers.ids()).map(NodeId::Worker);
-        let everybody: Vec<NodeId> = shards.chain(aggregators).chain(workers).collect();
-        everybody.into_iter().for_each(|to| self.send(to, &message));
-        self.outputs.push_back(Output::Stop { error });
+        shards.chain(aggregators).chain(workers).collect()
     }
 
     /// Excludes time in which this coordinator stood still from every peer's silence.
@@ -889,7 +870,8 @@ impl Coordinator {
         let vacancy = self.vacancy.iter_mut().map(|vacancy| &mut vacancy.since);
         let aggregators = self.aggregators.last_heard_mut();
         let members = self.workers.last_heard_mut().chain(self.readers.last_heard_mut());
-        let members = members.chain(self.servers.silences_mut()).chain(aggregators);
+        let servers = self.servers.silences_mut().chain(self.replication.silences_mut());
+        let members = members.chain(servers).chain(aggregators);
         let followers = self.epochs.iter_mut().flat_map(Epochs::since_mut);
         let all = members.chain(self.commands.last_heard_mut()).chain(vacancy).chain(followers);
         all.for_each(|since| standstill::exclude(since, now, lost));
@@ -934,7 +916,8 @@ impl Coordinator {
             return;
         }
         self.expire_aggregators(now);
-        self.expire_readers(now);
+        reading::expire_readers(self, now);
+        self.replicate(now);
         if let Some(error) = self.servers.overdue(now, &self.standstill) {
             return self.end(now, Some(error));
         }
@@ -981,9 +964,14 @@ impl Role for Coordinator {
             let reason = format!("this address serves job `{}`, not `{}`", self.config.job, hello.job);
             return Err(Refusal { reason, retry: false });
         }
-        if self.stage == Stage::Over {
+        if self.stage == Stage::Over && !self.recovery.is_farewell() {
             return Err(Refusal { reason: format!("job `{}` is over", self.config.job), retry: false });
         }
+        if !self.memory.is_ready() {
+            let reason = "the job's coordinator is about to start".into();
+            return Err(Refusal { reason, retry: true });
+        }
+        self.recovery.refuse_newcomer(now, hello)?;
         let is_planned = self.is_planned();
         match hello.from {
             Party::Worker { rank } => {
@@ -995,7 +983,11 @@ impl Role for Coordinator {
                 Ok(welcome)
             }
             Party::Shard { process, server, core, cores } => {
-                self.servers.accept(now, Caller { process, server, core, cores }, is_planned)
+                let caller = Caller { process, server, core, cores };
+                match self.servers.accept(now, caller, self.epochs.as_ref().map(Epochs::newest))? {
+                    Place::Serves(welcome) => Ok(welcome),
+                    Place::Spare => Ok(self.replication.accept(process, server, core)),
+                }
             }
             Party::Command => {
                 let (welcome, evicted) = self.commands.accept(now);
@@ -1003,9 +995,15 @@ impl Role for Coordinator {
                 self.outputs.extend(evicted.map(hang_up));
                 Ok(welcome)
             }
-            Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
-            Party::Reader { id } => self.readers.accept(now, hello.incarnation, id),
-            Party::Through { .. } | Party::Below { .. } => {
+            Party::Aggregator { process, id } => {
+                self.memory.touch();
+                self.aggregators.accept(now, process, id)
+            }
+            Party::Reader { id } => {
+                self.memory.touch();
+                self.readers.accept(now, hello.incarnation, id)
+            }
+            Party::Through { .. } | Party::Below { .. } | Party::Copy { .. } => {
                 let reason =
                     "this is the job's coordinator; give the address that `paramill aggregate` prints".into();
                 Err(Refusal { reason, retry: false })
@@ -1024,8 +1022,9 @@ impl Role for Coordinator {
         // It has one connection to each node.
         let ConnectionId::Node(peer) = connection else { return };
         let is_news = self.is_planned() && self.stage != Stage::Over;
+        self.patient.remove(&peer);
         match peer {
-            NodeId::Worker(id) if id.is_reader() => self.lose_reader(id),
+            NodeId::Worker(id) if id.is_reader() => reading::lose_reader(self, id),
             NodeId::Worker(id) => self.workers.lose(now, id),
             NodeId::Shard(id) => {
                 self.servers.lose(now, id, self.is_planned());
@@ -1041,6 +1040,7 @@ impl Role for Coordinator {
                 self.lose_aggregator(now, id);
             }
             NodeId::Admin(id) => self.commands.lose(id),
+            NodeId::Spare(number) => self.replication.lose(now, number),
             NodeId::Coordinator => {}
         }
         self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.forget(peer));
@@ -1052,7 +1052,7 @@ impl Role for Coordinator {
         match from {
             NodeId::Worker(id) if id.is_reader() => match self.readers.heard(now, id) {
                 None => return,
-                Some(false) => self.inform_reader(id),
+                Some(false) => reading::inform_reader(self, id),
                 Some(true) => {}
             },
             NodeId::Worker(id) => match self.workers.heard(now, id) {
@@ -1065,17 +1065,25 @@ impl Role for Coordinator {
             NodeId::Shard(id) if self.servers.heard(now, id) => self.note(format!("{id} is heard again")),
             NodeId::Aggregator(id) if !self.aggregators.heard(now, id) => return,
             NodeId::Admin(number) => self.commands.heard(now, number),
-            NodeId::Shard(_) | NodeId::Aggregator(_) | NodeId::Coordinator => {}
+            NodeId::Spare(number) if !self.replication.is_known(number) => return,
+            NodeId::Shard(_) | NodeId::Aggregator(_) | NodeId::Spare(_) | NodeId::Coordinator => {}
+        }
+        returning::ask_for_patience(self, from);
+        if self.recovery.is_farewell() {
+            return returning::say_farewell(self, from);
         }
         if header.kind != Kind::Control {
             return self.log(format!("ignored a {:?} frame from {from}", header.kind));
         }
         match (from, control::decode("control message", payload)) {
-            (NodeId::Worker(id), Ok(message)) if id.is_reader() => self.handle_reader(now, id, message),
+            (NodeId::Worker(id), Ok(message)) if id.is_reader() => {
+                reading::handle_reader(self, now, id, message)
+            }
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
             (NodeId::Admin(number), Ok(message)) => self.handle_command(now, number, message),
             (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(now, id, message),
+            (NodeId::Spare(number), Ok(message)) => self.handle_spare(now, number, message),
             (NodeId::Coordinator, Ok(_)) => {}
             (from, Err(error)) => {
                 self.log(format!("{from}: {error}"));
@@ -1094,15 +1102,17 @@ impl Role for Coordinator {
                 "the coordinator stood still for {seconds:.1} s; worker timeouts do not count that time"
             ));
         }
+        if self.recovery.poll_farewell(now) {
+            self.outputs.push_back(Output::Stop { error: self.failure.clone() });
+        }
         self.expire_members(now);
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.handle_timeout(now);
         }
         self.send_releases();
-        self.answer_queries(now);
+        querying::answer_queries(self, now);
         self.answer_unsettled(now);
-        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.handle_timeout(now));
-        self.follow_checkpoints(now);
+        checkpointing::handle_timeout(self, now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Admin(id).into() });
         }
@@ -1122,30 +1132,39 @@ impl Role for Coordinator {
         let behind = self.epochs.as_ref().and_then(|epochs| epochs.next_deadline(grace, &self.standstill));
         let behind = behind.filter(|_| !is_over);
         let readers = self.readers.next_deadline(grace, &self.standstill).filter(|_| !is_over);
+        let recovery = self.recovery.next_timeout();
+        let copies =
+            self.epochs.as_ref().filter(|_| !is_over).and_then(|epochs| {
+                self.replication.next_timeout(epochs.newest(), |id| self.servers.primary(id))
+            });
         let checkpoints = self.checkpoints.as_ref().and_then(Checkpoints::next_timeout).filter(|_| !is_over);
-        let all = [workers, readers, servers, queries, scheduler, standstill, idle, vacancy, silent, behind];
-        all.into_iter().chain([checkpoints]).flatten().min()
+        let members = [workers, readers, servers, silent, behind, copies];
+        let others = [recovery, queries, scheduler, standstill, idle, vacancy, checkpoints];
+        members.into_iter().chain(others).flatten().min()
+    }
+
+    fn handle_remembered(&mut self, _now: Time) {
+        self.memory.stored();
     }
 
     fn handle_archived(&mut self, now: Time, response: Response) {
-        if let (Response::Completed { folder, outcome }, Some(checkpoints)) =
-            (response, &mut self.checkpoints)
-        {
-            checkpoints.completed(now, &folder, outcome);
-        }
-        self.follow_checkpoints(now);
+        checkpointing::take_response(self, now, response);
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        let (mut memory, mut outputs) = (std::mem::take(&mut self.memory), std::mem::take(&mut self.outputs));
+        let output = memory.poll(&mut outputs, || returning::state(self));
+        (self.memory, self.outputs) = (memory, outputs);
+        output
     }
 
     fn backlog_bytes(&self) -> usize {
-        self.outputs.bytes()
+        self.memory.bytes(self.outputs.bytes())
     }
 
     fn check(&self) -> Result<(), String> {
         self.outputs.check()?;
+        self.memory.check()?;
         self.workers.check()?;
         self.epochs.as_ref().map_or(Ok(()), Epochs::check)
     }

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | `worker=N`, `worker=*` | one worker, all workers |
 //! | `server=N`, `server=*` | one server with all its cores, all servers |
+//! | `coordinator` | the job's coordinator |
 //! | `pull` | answers to pulls |
 //! | `push` | pushes |
 //! | `link` | every frame |
@@ -60,6 +61,8 @@ pub enum Selector {
     Worker(Option<WorkerId>),
     /// One server, or all.
     Server(Option<ServerId>),
+    /// The coordinator.
+    Coordinator,
     /// Answers to pulls.
     Pull,
     /// Pushes.
@@ -349,6 +352,7 @@ impl Selector {
         match (self, node) {
             (Selector::Worker(only), NodeId::Worker(worker)) => only.is_none_or(|only| only == worker),
             (Selector::Server(only), NodeId::Shard(shard)) => only.is_none_or(|only| only == shard.server),
+            (Selector::Coordinator, NodeId::Coordinator) => true,
             _ => false,
         }
     }
@@ -359,7 +363,7 @@ impl Selector {
             Selector::Pull => header.kind == Kind::Params,
             Selector::Push => header.kind == Kind::Push,
             Selector::Link => true,
-            Selector::Worker(_) | Selector::Server(_) => {
+            Selector::Worker(_) | Selector::Server(_) | Selector::Coordinator => {
                 self.names(from) || to.is_some_and(|to| self.names(to))
             }
         }
@@ -376,6 +380,7 @@ fn number(node: NodeId) -> u64 {
         NodeId::Worker(worker) => 2 << 56 | u64::from(worker.0),
         NodeId::Admin(admin) => 3 << 56 | u64::from(admin),
         NodeId::Aggregator(aggregator) => 4 << 56 | u64::from(aggregator.0),
+        NodeId::Spare(number) => 6 << 56 | u64::from(number),
     }
 }
 

@@ -335,6 +335,12 @@ impl<D: Copy, K: Default> Intake<D, K> {
         }
     }
 
+    /// Forgets all pushes that are under way.
+    pub(crate) fn forget_all(&mut self) {
+        self.under_way = UnderWay::default();
+        self.content.forget_all_factors();
+    }
+
     /// Whether factors of this push came, which its chunks will need.
     pub(crate) fn has_factors(&self, worker: WorkerId, clock: Clock) -> bool {
         self.content.has_factors(worker, clock)

@@ -32,6 +32,7 @@ pub mod policy;
 pub mod prng;
 pub mod region;
 pub mod registry;
+pub mod replica;
 pub mod role;
 pub mod send_queue;
 pub mod server;

@@ -160,6 +160,8 @@ pub const MAX_CLOCKS_UNACKNOWLEDGED: usize = 8;
 pub const MAX_HELD_PUSHES: usize = 16;
 /// Requests, beside one of each table, that an aggregator passes on for a worker at a time.
 pub const MAX_PASSED_REQUESTS: usize = 4096;
+/// Pushes of one table and worker of which a shard remembers that chunks are in sums, while they are not complete.
+pub const MAX_LOOSE_PUSHES: usize = 4 * MAX_HELD_PUSHES;
 /// Sums that a shard remembers to have refused from one aggregator.
 pub const MAX_REFUSED_SUMS: usize = 1024;
 /// How long an aggregator holds a complete push for those of its other workers, unless it is told otherwise.
@@ -189,8 +191,29 @@ pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
 pub const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
 /// A command that says nothing for this long is hung up on.
 pub const COMMAND_IDLE: Duration = Duration::from_secs(10);
+/// What precedes the payload of an input in a log for copies: a time, the connection that it came from, its header.
+pub const ENTRY_PREFIX_BYTES: usize = 128;
+/// Bytes of inputs that may be on their way to a copy before no more are applied until it has them.
+pub const MAX_LOG_BYTES: usize = 64 << 20;
+/// How long inputs may wait for a copy before the coordinator is told that it is out of reach.
+pub const COPY_PATIENCE: Duration = Duration::from_secs(2);
+/// A shard or a copy whose connection to the coordinator broke has this long to come back before another takes its place.
+pub const COPY_GRACE: Duration = Duration::from_millis(700);
+/// Frames of a shard that is served elsewhere now wait for so long to be sent.
+pub const LAST_FRAMES: Duration = Duration::from_secs(10);
+/// How long after its own restart a coordinator waits for shards before it counts them as lost.
+pub const SHARDS_RETURN: Duration = Duration::from_secs(3);
+/// A shard that has a copy and was not heard for so long is served by the copy from then on.
+pub const FAILOVER_SILENCE: Duration = Duration::from_secs(8);
 /// How long a node tries to reach another before it gives up and names it.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long members of a job whose coordinator can be started anew wait for it, unless its owner says otherwise.
+pub const COORDINATOR_GRACE: Duration = Duration::from_secs(600);
+/// The longest that an owner may say.
+pub const MAX_COORDINATOR_GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long a coordinator that was started anew waits for members that it remembers, beyond the usual, and takes no newcomers: an attempt
+/// to reach it may have begun before, and there is a pause after that.
+pub const RETURN_GRACE: Duration = Duration::from_secs(6);
 /// How long each step of an attempt to connect may take: resolving a name, connecting, the peer's answer to the hello.
 pub const ATTEMPT_DEADLINE: Duration = Duration::from_secs(5);
 /// The first pause before a connection is tried again; it doubles up to [`RECONNECT_MAX`].

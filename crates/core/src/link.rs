@@ -23,6 +23,8 @@ pub struct Link {
     standstill: Standstill,
     pause: Duration,
     was_up: bool,
+    /// How long the peer may be away once it was reached, if that is longer than usual.
+    patience: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +50,7 @@ impl Link {
             standstill: Standstill::default(),
             pause: limits::RECONNECT_MIN,
             was_up: false,
+            patience: Duration::ZERO,
         }
     }
 
@@ -59,6 +62,11 @@ impl Link {
     /// Whether it has ever been connected.
     pub fn was_up(&self) -> bool {
         self.was_up
+    }
+
+    /// The peer may be away for so long once it was reached: it is started anew, and knows what it knew.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// Addresses of the peer, in the order of trying.
@@ -77,6 +85,11 @@ impl Link {
     /// Whether frames can be sent.
     pub fn is_up(&self) -> bool {
         self.state == State::Up
+    }
+
+    /// The peer is reached at other addresses from now on. It is the same peer: it has been connected before if it had been.
+    pub fn move_to(&mut self, now: Time, addresses: Addresses) {
+        *self = Link { was_up: self.was_up, ..Link::new(now, self.connection, addresses) };
     }
 
     /// The driver connected it.
@@ -173,7 +186,8 @@ impl Link {
     /// Long enough for every address to be tried, even if none of the others answers.
     fn deadline(&self) -> Duration {
         let attempts = self.addresses.count() as u32 + 1;
-        limits::CONNECT_DEADLINE.max(limits::ATTEMPT_DEADLINE * attempts)
+        let patience = if self.was_up { self.patience } else { Duration::ZERO };
+        limits::CONNECT_DEADLINE.max(limits::ATTEMPT_DEADLINE * attempts).max(patience)
     }
 }
 
@@ -278,6 +292,19 @@ mod tests {
             now = now + limits::HEARTBEAT_EVERY + Duration::from_secs(2);
             link.poll(now);
         }
+    }
+
+    #[test]
+    fn a_peer_that_is_started_anew_is_waited_for_once_it_was_reached() {
+        let mut link = link(&["host:1"]);
+        link.set_patience(Duration::from_secs(600));
+        let late = Time::ZERO + limits::CONNECT_DEADLINE;
+        assert!(link.overdue(late).is_some(), "nobody was ever there");
+        link.connected();
+        link.disconnected(Time::ZERO, &broken());
+        assert_eq!(link.overdue(late), None);
+        let sentence = link.overdue(Time::ZERO + Duration::from_secs(600)).expect("it is over");
+        assert!(sentence.contains("is unreachable for 600 s"), "{sentence}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
 use crate::types::{Clock, ConnectionId, NodeId, TableId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -141,6 +142,14 @@ pub enum Output {
     },
     /// Take connections of others from now on. The driver answers with `handle_listening`.
     Listen,
+    /// Start another data core in this process.
+    StartCore,
+    /// Store the role's state durably in place of the one before, and answer with `handle_remembered`. What the role says after this is
+    /// to be said after it is stored, which the role sees to by itself.
+    Remember {
+        /// The state.
+        state: Vec<u8>,
+    },
     /// Ask the driver's archive of checkpoints for something. The driver answers with `handle_archived`, in the order of the
     /// requests; a write is answered when what was written survives the loss of power. It does this beside the role's events.
     Archive(Box<checkpoint::Request>),
@@ -207,10 +216,12 @@ fn cost(output: &Output) -> usize {
     let own = match output {
         Output::Send { frame, .. } => frame.memory_bytes(),
         Output::Log(_, line) => line.len(),
+        Output::Remember { state } => state.len(),
         // What a checkpoint copied is the archive's from here on.
         Output::Connect { .. }
         | Output::Disconnect { .. }
         | Output::Listen
+        | Output::StartCore
         | Output::Archive(_)
         | Output::Stop { .. } => 0,
     };
@@ -218,7 +229,7 @@ fn cost(output: &Output) -> usize {
 }
 
 /// The reason why a connection ended, or was not made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lost {
     /// The connection broke, or the peer did not answer; in the driver's words.
     Broken(String),
@@ -256,6 +267,9 @@ pub trait Role {
 
     /// Others reach this role at these addresses from now on, as it asked with [`Output::Listen`]; `None` when they cannot.
     fn handle_listening(&mut self, _now: Time, _addresses: Option<Addresses>) {}
+
+    /// The state of the last [`Output::Remember`] is stored.
+    fn handle_remembered(&mut self, _now: Time) {}
 
     /// The archive's answer to the oldest request that it has not answered ([`Output::Archive`]).
     fn handle_archived(&mut self, _now: Time, _response: checkpoint::Response) {}

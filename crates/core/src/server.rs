@@ -36,8 +36,9 @@ use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subj
 use crate::wire::group::{self, Entry};
 use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
-    ServedShard, Standing, Welcome,
+    Standing, Welcome,
 };
+
 use aggregators::{Aggregators, Turn};
 use checkpoints::Checkpoints;
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
@@ -95,7 +96,7 @@ impl Shard {
     pub fn new(now: Time, config: ShardConfig, registry: Arc<Registry>) -> Shard {
         let delivery = Delivery::with_digests(config.digest_every);
         Shard {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             config,
             registry,
             plan: None,
@@ -120,7 +121,7 @@ impl Shard {
             shard: self.id(),
             plan: self.plan.clone(),
             members: self.members.clone(),
-            aggregators: self.aggregators.clone(),
+            aggregators: self.aggregators.disconnected(),
             delivery: self.delivery.image(),
             bytes_pushed: self.tables.bytes_pushed(),
             stopped: self.stopped,
@@ -216,6 +217,7 @@ impl Shard {
             Control::Plan(plan) => self.take_plan(now, *plan),
             Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::ReportRequest => self.send_report(now),
+            Control::Patience { seconds } => self.coordinator.set_patience(control::patience(seconds)),
             Control::IdleWorkers { number, workers } => {
                 let version = self.tables.set_idle(now, &workers, &mut self.delivery);
                 self.tell_coordinator(&Control::IdleNoted { number, version });
@@ -234,9 +236,6 @@ impl Shard {
         if let Err(why) = plan.check() {
             let error =
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
-            return self.fail(error);
-        }
-        if let Err(error) = self.check_served_here(&plan) {
             return self.fail(error);
         }
         match &self.plan {
@@ -285,17 +284,6 @@ impl Shard {
         self.tell_entered();
         if is_stale {
             self.tell_coordinator(&Control::PlanQuery);
-        }
-    }
-
-    /// Whether a plan leaves this shard to this process: workers would look for its parameters elsewhere otherwise.
-    fn check_served_here(&self, plan: &Plan) -> Result<(), String> {
-        let own = self.config.process;
-        match self.id().and_then(|id| plan.served(id)) {
-            Some(ServedShard { shard, process, .. }) if *process != own => Err(format!(
-                "the plan gives {shard} to {process}, and this is {own}; give each server its own number, or none"
-            )),
-            _ => Ok(()),
         }
     }
 
@@ -368,6 +356,7 @@ impl Shard {
             }
             Change::Joined { worker, clock } => self.tables.set_first_clock(*worker, *clock),
             Change::Left { worker } => self.remove_worker(*worker),
+            Change::Served { .. } => {}
             Change::Policy(rule) => {
                 for table in 0..self.tables.len() {
                     if self.tables.get(table).spec().is_meant_by(rule, id.server) {
@@ -798,34 +787,84 @@ impl Shard {
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
     fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
+        self.aggregators.lose(id);
         self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
     }
 
-    fn accept_aggregator(
-        &mut self,
-        hello: &Hello,
-        process: ProcessId,
-        id: Option<AggregatorId>,
-    ) -> Result<Welcome, Refusal> {
-        let refuse = |reason: &str, retry| Err(Refusal { reason: reason.into(), retry });
-        let Some(id) = id.filter(|id| id.0 < limits::MAX_AGGREGATORS) else {
-            return refuse("an aggregator gets its number from the coordinator first", false);
+    /// Whether a peer that says hello is welcome; nothing changes by it.
+    pub fn check_hello(&self, hello: &Hello) -> Result<Welcome, Refusal> {
+        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
+        if hello.job != self.config.job {
+            return refuse(
+                format!("this server serves job `{}`, not `{}`", self.config.job, hello.job),
+                false,
+            );
+        }
+        let you = match hello.from {
+            Party::Worker { rank: Some(worker) } => NodeId::Worker(worker),
+            Party::Aggregator { id: Some(id), .. } if id.0 < limits::MAX_AGGREGATORS => {
+                NodeId::Aggregator(id)
+            }
+            Party::Aggregator { .. } => {
+                return refuse("an aggregator gets its number from the coordinator first".into(), false);
+            }
+            Party::Reader { id: Some(id) } => NodeId::Worker(id),
+            Party::Through { .. } | Party::Below { .. } => {
+                let reason =
+                    "this is a server, and no aggregator; give the address that `paramill aggregate` prints";
+                return refuse(reason.into(), false);
+            }
+            _ => {
+                return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+            }
         };
         if self.plan.is_none() {
-            return refuse("this server has no plan yet", true);
+            return refuse("this server has no plan yet".into(), true);
         }
-        self.aggregators.accept(id, process, hello.incarnation)?;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
+        let mut session = 0;
+        match (you, hello.from) {
+            (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
+                session = self.aggregators.check_hello(id, process, hello.incarnation)?;
+            }
+            (NodeId::Worker(_), Party::Reader { id: Some(id) }) => {
+                self.readers.check(id, hello.incarnation)?
+            }
+            (NodeId::Worker(worker), _) if !self.members.is_member(worker, hello.incarnation) => {
+                let reason = format!("{worker} was declared dead or has left; the job goes on without it");
+                return refuse(reason, false);
+            }
+            _ => {}
+        }
+        Ok(Welcome { you, incarnation: hello.incarnation, session })
     }
 
-    fn accept_reader(&mut self, hello: &Hello, id: WorkerId) -> Result<Welcome, Refusal> {
-        if self.plan.is_none() {
-            return Err(Refusal { reason: "this server has no plan yet".into(), retry: true });
+    /// A peer that was welcome is connected. A change of the plan may have come between: one that is not welcome any more is refused by
+    /// its frames.
+    pub(crate) fn admit(&mut self, now: Time, hello: &Hello, welcome: &Welcome) {
+        match (welcome.you, hello.from) {
+            (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
+                self.aggregators.admit(id, process, welcome.session);
+            }
+            (NodeId::Worker(id), _) if id.is_reader() => {
+                self.readers.admit(id, hello.incarnation);
+                // A connection that this one takes the place of may have followed streams.
+                self.delivery.lose_follower(welcome.you);
+            }
+            (NodeId::Worker(worker), _) if self.members.connect(worker, hello.incarnation) => {
+                self.delivery.reach_directly(worker);
+                self.note_judge(worker, true);
+                self.tell_judge(now);
+            }
+            _ => {}
         }
-        self.readers.accept(id, hello.incarnation)?;
-        // A connection that this one takes the place of may have followed streams.
-        self.delivery.lose_follower(NodeId::Worker(id));
-        Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation })
+    }
+
+    /// This process takes over from the one that served the shard before, by this plan.
+    pub(crate) fn take_over(&mut self, now: Time, config: ShardConfig, plan: Plan) {
+        self.config = config;
+        // What was copied for a checkpoint was the former process' to write. The coordinator says the order again.
+        self.checkpoints = Checkpoints::default();
+        self.take_plan(now, plan);
     }
 
     fn lose_reader(&mut self, now: Time, id: WorkerId) {
@@ -852,7 +891,16 @@ impl Shard {
                 self.tell_judge(now);
                 self.handle_worker_frame(now, worker, &frame, payload);
             }
-            Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
+            Some(FromAggregator::Contributors { number }) => {
+                if self.take_turn(id, number) == Turn::Next {
+                    let workers = group::decode_ranks(payload).unwrap_or_else(|error| {
+                        self.log(format!("{id}: {error}"));
+                        Vec::new()
+                    });
+                    self.aggregators.set_contributors(id, workers);
+                }
+            }
+            Some(FromAggregator::Sum(sum)) => self.handle_sum(now, id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
             Some(FromAggregator::Forget(worker)) => {
                 self.lose_worker(now, worker);
@@ -873,7 +921,7 @@ impl Shard {
     }
 
     /// A sum of some workers' gradients of one chunk.
-    fn handle_sum(&mut self, id: AggregatorId, sum: &Sum, payload: &[u8]) {
+    fn handle_sum(&mut self, now: Time, id: AggregatorId, sum: &Sum, payload: &[u8]) {
         if self.take_turn(id, sum.subject.request) != Turn::Next {
             return;
         }
@@ -882,14 +930,28 @@ impl Shard {
             return;
         }
         let table = self.check_sum(&sum.subject);
-        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, payload));
+        let contributors = self.aggregators.contributors(id);
+        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, &contributors, payload));
         match taken {
-            Ok(()) => self.aggregators.note_taken(id, sum),
+            Ok(None) => self.aggregators.note_taken(id, sum),
+            Ok(Some(worker)) => self.end_session(now, id, worker, sum.clock),
             Err(fault) => {
                 self.delivery.count_refused();
                 self.aggregators.note_refused(id, (sum.subject.table, sum.clock), sum.attempt, fault);
             }
         }
+    }
+
+    /// A gradient of this worker is in a sum of an aggregator, and is here already: the aggregator begins anew, and its workers send what
+    /// was not acknowledged themselves.
+    fn end_session(&mut self, now: Time, id: AggregatorId, worker: WorkerId, clock: Clock) {
+        self.log(format!(
+            "{id} begins anew: clock {clock} of {worker} is in a sum of it, and came another way before"
+        ));
+        self.aggregators.end_session(id);
+        self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
+        self.lose_aggregator(now, id);
+        self.tell_judge(now);
     }
 
     /// Some workers' pushes are complete in the sums before: they count, and the pulls that come with them are asked.
@@ -947,7 +1009,7 @@ impl Shard {
     }
 
     /// Something is wrong here: the coordinator is told, so that the job ends with the reason.
-    fn fail(&mut self, error: String) {
+    pub(crate) fn fail(&mut self, error: String) {
         if self.coordinator.is_up() {
             self.tell_coordinator(&Control::Stop { error: Some(error.clone()) });
         }
@@ -997,37 +1059,9 @@ impl Role for Shard {
     }
 
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
-        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
-        if hello.job != self.config.job {
-            return refuse(
-                format!("this server serves job `{}`, not `{}`", self.config.job, hello.job),
-                false,
-            );
-        }
-        let worker = match hello.from {
-            Party::Worker { rank: Some(worker) } => worker,
-            Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
-            Party::Reader { id: Some(id) } => return self.accept_reader(hello, id),
-            Party::Through { .. } | Party::Below { .. } => {
-                let reason =
-                    "this is a server, and no aggregator; give the address that `paramill aggregate` prints";
-                return refuse(reason.into(), false);
-            }
-            _ => {
-                return refuse("a server's data address takes workers only; use the job's URL".into(), false);
-            }
-        };
-        if self.plan.is_none() {
-            return refuse("this server has no plan yet".into(), true);
-        }
-        if !self.members.connect(worker, hello.incarnation) {
-            let reason = format!("{worker} was declared dead or has left; the job goes on without it");
-            return refuse(reason, false);
-        }
-        self.delivery.reach_directly(worker);
-        self.note_judge(worker, true);
-        self.tell_judge(now);
-        Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation })
+        let welcome = self.check_hello(hello)?;
+        self.admit(now, hello, &welcome);
+        Ok(welcome)
     }
 
     fn hello(&self, _connection: ConnectionId) -> Hello {
@@ -1093,9 +1127,7 @@ impl Role for Shard {
             return;
         }
         self.outputs.extend(self.coordinator.poll(now));
-        if let Some(sentence) = self.coordinator.overdue(now) {
-            self.fail(sentence);
-        }
+        self.coordinator.overdue(now).into_iter().for_each(|sentence| self.fail(sentence));
         self.tables.settle_due(now, &mut self.delivery);
         self.links.handle_timeout(now, &mut self.delivery);
         if self.coordinator.is_up() && self.next_report <= now {

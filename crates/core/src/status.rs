@@ -1,7 +1,7 @@
 //! One snapshot of a job, with reasons. It feeds logs, `paramill status` and everything that reports.
 
 use crate::limits;
-use crate::types::{AggregatorId, Clock, ShardId, WorkerId};
+use crate::types::{AggregatorId, Clock, ServerId, ShardId, WorkerId};
 use crate::waits::Waited;
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
@@ -332,6 +332,8 @@ pub struct Status {
     pub receivers: Vec<ReceiverStatus>,
     /// Every shard's report.
     pub shards: Vec<ShardReport>,
+    /// Where every shard is served, and where its copy is.
+    pub served: Vec<ServedStatus>,
     /// The tables that are packs, with the names of their layers.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
     pub packs: Vec<PackNames>,
@@ -343,6 +345,19 @@ pub struct Status {
     pub warnings: Vec<String>,
     /// How long all workers waited together, and for whom; of processes that died what they had told of.
     pub waited: Waited,
+}
+
+/// Where a shard is served, and where its copy is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedStatus {
+    /// The shard.
+    pub shard: ShardId,
+    /// The server whose process serves it.
+    pub server: Option<ServerId>,
+    /// The server that keeps a copy which can take over.
+    pub copy: Option<ServerId>,
+    /// The server that a copy is being made on.
+    pub copying: Option<ServerId>,
 }
 
 impl Status {

@@ -72,13 +72,15 @@ pub enum NodeId {
     Admin(u32),
     /// Sums the gradients of some workers, and fans parameters out to them.
     Aggregator(AggregatorId),
+    /// A data core that serves no shard: it keeps a copy of one, or waits to be given one. The coordinator numbers them.
+    Spare(u32),
 }
 
-/// One end's name for a connection. It is never sent: the other end has a name of its own.
+/// One end's name for a connection. The other end has a name of its own, and is never told; copies of a role are.
 ///
 /// A role gives the names, with [`Output::Connect`](crate::role::Output::Connect) and by accepting a
 /// [`Hello`](crate::wire::Hello), and a driver uses no others. A role has at most one connection of each name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ConnectionId {
     /// The connection to this node. Two nodes have one, but for a worker and its aggregator.
     Node(NodeId),
@@ -205,6 +207,7 @@ impl fmt::Display for NodeId {
             NodeId::Worker(worker) => write!(f, "{worker}"),
             NodeId::Admin(number) => write!(f, "command {number}"),
             NodeId::Aggregator(aggregator) => write!(f, "{aggregator}"),
+            NodeId::Spare(number) => write!(f, "spare core {number}"),
         }
     }
 }

@@ -730,6 +730,7 @@ impl Worker {
             Control::Policies(policies) => self.traffic.tickets_mut().set_policies(&policies),
             Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::Routes(routes) => self.traffic.take_routes(&mut self.session, now, routes),
+            Control::Patience { seconds } => self.session.set_patience(control::patience(seconds)),
             Control::Left => {
                 self.session.set_gone();
                 self.traffic.tickets_mut().left();
@@ -789,6 +790,13 @@ impl Worker {
             // A worker that is declared dead hears it from the nodes that refuse it.
             Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => {}
             Change::Policy(rule) => self.traffic.follow(&mut self.session, &self.registry, now, rule),
+            Change::Served { shard, addresses, .. } => {
+                if self.session.move_shard(now, *shard, addresses) {
+                    let connection = self.session.connection(*shard);
+                    self.traffic.lose_streams(&mut self.session, now, connection);
+                    self.handle_timeout(now);
+                }
+            }
         }
     }
 
@@ -838,7 +846,7 @@ impl Role for Worker {
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {
-        self.session.hello(connection)
+        self.session.hello(connection, self.traffic.current_clock())
     }
 
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {

@@ -71,7 +71,15 @@ impl Admin {
     pub fn connect(url: &JobUrl, timeout: Duration) -> Result<Admin, AdminError> {
         let unreachable = |why| AdminError::Unreachable { address: url.address.clone(), why };
         let mut connected = Err(io::Error::other("the name has no address"));
-        for target in tcp::resolve(&url.address).map_err(unreachable)? {
+        // The coordinator may be at any of several addresses.
+        let mut targets = Vec::new();
+        for address in url.address.split(',') {
+            match tcp::resolve(address) {
+                Ok(found) => targets.extend(found),
+                Err(error) => connected = Err(error),
+            }
+        }
+        for target in targets {
             connected = TcpStream::connect_timeout(&target, timeout);
             if connected.is_ok() {
                 break;

@@ -24,7 +24,7 @@ impl HostShare {
     /// Of a job whose coordinator is at `address` (`host:port`). On loopback all its servers and workers share this host;
     /// elsewhere each server is taken to have a host for itself.
     fn of_job_at(address: &str, servers: u32, workers: u32) -> HostShare {
-        if host::is_of_this_machine(address) {
+        if address.split(',').all(host::is_of_this_machine) {
             HostShare { servers, local_workers: workers, all_workers: workers }
         } else {
             HostShare { servers: 1, local_workers: 0, all_workers: workers }

@@ -23,3 +23,9 @@ pub const INJECT: &str = "PARAMILL_INJECT";
 /// Threads that OpenMP, and with it PyTorch and numpy, uses in a process; set by `paramill launch` to a worker's share of
 /// the CPUs, unless it is set already.
 pub const THREADS: &str = "OMP_NUM_THREADS";
+/// The folder of a user's state, below which a coordinator keeps its own unless it is told otherwise.
+pub const STATE_HOME: &str = "XDG_STATE_HOME";
+/// The user's folder; `.local/state` in it where [`STATE_HOME`] is not set.
+pub const HOME: &str = "HOME";
+/// The etcd to start for the tests of coordinators that keep their state in one; set by `cargo xtask test --services`.
+pub const TEST_ETCD: &str = "PARAMILL_TEST_ETCD";

@@ -101,6 +101,9 @@ pub(crate) trait RoleCell {
         self.with(|role| Rest { has_work: role.backlog_bytes() > 0, next_timeout: role.next_timeout() })
     }
 
+    /// The role's state is to be stored. Where it is not, nothing waits for it.
+    fn remember(&mut self, _state: Vec<u8>) {}
+
     /// The loop has ended; nothing will happen any more.
     fn ended(&self, _error: Option<&str>) {}
 }

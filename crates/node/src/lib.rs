@@ -23,6 +23,7 @@ pub mod pinning;
 pub mod ports;
 pub mod rate;
 pub mod server;
+pub mod state_store;
 pub mod stderr;
 mod topology;
 mod transport;

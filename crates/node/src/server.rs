@@ -2,13 +2,14 @@
 
 use crate::checkpoint::Archive;
 use crate::clock;
-use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
+use crate::event_loop::{EventLoop, Injection, Owned, Rest, RoleCell, Setup, Strangers};
 use crate::exhaustion;
 use crate::host;
 use crate::log::{Level, Log};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::ports::{PortSupply, Ports};
 use crate::rate::Rate;
+use crate::state_store::{Keeper, StatePlace, StateStore};
 use crate::topology;
 use crate::transport::carrier::Listener;
 use crate::transport::memory::{Hub, SCHEME};
@@ -21,6 +22,7 @@ use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
+use paramill_core::role::Role;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::status::Status;
 use paramill_core::types::{ProcessId, ServerId};
@@ -30,6 +32,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// What a server needs to know.
 #[derive(Debug, Clone)]
@@ -65,6 +68,10 @@ pub struct ServerConfig {
     pub seed: u64,
     /// Of so many versions that are broadcast one comes with the digest of its values, which receivers compare with theirs.
     pub digest_every: u64,
+    /// Where the coordinator keeps what it has to know when it is started anew; nowhere without.
+    pub state: Option<StatePlace>,
+    /// How long members wait for a coordinator that is started anew.
+    pub coordinator_grace: Duration,
     /// Where the server's checkpoints are, if it keeps any: a folder of its own, or one that all servers share.
     pub checkpoints: Option<Archive>,
     /// Where log lines go.
@@ -90,6 +97,8 @@ impl ServerConfig {
             faults: FaultPlan::default(),
             seed: 0,
             digest_every: limits::DIGEST_EVERY,
+            state: None,
+            coordinator_grace: limits::COORDINATOR_GRACE,
             checkpoints: None,
             log: Log::stderr(),
         }
@@ -147,6 +156,8 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
     if let Some(job) = &config.coordinate {
         job.check(registry)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+        // Who does not coordinate the job takes no connections: those who look for its coordinator try the next address.
+        let store = config.state.as_ref().map(|place| opened(place, &server, &config)).transpose()?;
         let listener = match &config.memory {
             Some(hub) => hub.listen(&server.coordinator),
             None => {
@@ -159,10 +170,17 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
             }
         };
         let job = JobConfig { topology: topology::resolved(job.topology.clone()), ..job.clone() };
-        let coordinator = Coordinator::new(job, registry.clone(), random_number());
+        let waker = Waker::new()?;
+        let (coordinator, keeper) = match (store, &config.state) {
+            (Some(mut store), Some(place)) => {
+                let coordinator = remembered(&mut *store, place, job, &config, registry)?;
+                (coordinator, Some(Keeper::start(store, waker.clone(), config.log.clone())?))
+            }
+            _ => (Coordinator::new(job, registry.clone(), random_number()), None),
+        };
         let thread = Thread { name: "coordinator".into(), cpu: None };
-        let role = Coordinating { coordinator, final_status: server.final_status.clone() };
-        server.spawn(thread, &config, vec![listener], role)?;
+        let role = Coordinating { coordinator, final_status: server.final_status.clone(), keeper };
+        server.spawn_woken(thread, &config, vec![listener], role, waker)?;
     }
     let process = ProcessId(random_number());
     let mut ports = PortSupply::new(config.ports, config.cores)?;
@@ -257,7 +275,17 @@ impl Server {
         listeners: Vec<Box<dyn Listener>>,
         role: C,
     ) -> io::Result<()> {
-        let waker = Waker::new()?;
+        self.spawn_woken(thread, config, listeners, role, Waker::new()?)
+    }
+
+    fn spawn_woken<C: RoleCell + Send + 'static>(
+        &mut self,
+        thread: Thread,
+        config: &ServerConfig,
+        listeners: Vec<Box<dyn Listener>>,
+        role: C,
+        waker: Arc<Waker>,
+    ) -> io::Result<()> {
         self.wakers.push(waker.clone());
         let setup = Setup {
             listeners,
@@ -287,9 +315,53 @@ impl Server {
     }
 }
 
+fn invalid(sentence: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, sentence)
+}
+
+/// The store, once this process may coordinate the job.
+fn opened(place: &StatePlace, server: &Server, config: &ServerConfig) -> io::Result<Box<dyn StateStore>> {
+    let store = place.open(&server.coordinator, &server.stop, &config.log);
+    let store = store.map_err(|error| invalid(error.to_string()))?;
+    store.ok_or_else(|| invalid("stopped before it coordinated the job".into()))
+}
+
+/// A coordinator that goes on from what was stored, or begins.
+fn remembered(
+    store: &mut dyn StateStore,
+    place: &StatePlace,
+    job: JobConfig,
+    config: &ServerConfig,
+    registry: &Arc<Registry>,
+) -> io::Result<Coordinator> {
+    let grace = config.coordinator_grace;
+    let fresh = |job| Coordinator::new(job, registry.clone(), random_number()).remembering(grace);
+    let Some(state) = store.load().map_err(|error| invalid(error.to_string()))? else {
+        return Ok(fresh(job));
+    };
+    let restored = Coordinator::restore(clock::now(), job.clone(), registry.clone(), grace, &state);
+    let restored = restored.map_err(|error| {
+        invalid(format!(
+            "the state in {place} cannot be used: {error}. Start the job with the options that it had, give another --state, or remove \
+             that one"
+        ))
+    })?;
+    if config.cores > 0 && restored.has_plan() {
+        let line = format!(
+            "the job whose state is in {place} ended with the parameters of this server; it begins anew (`paramill coordinate` runs a \
+             coordinator that may die without them)"
+        );
+        config.log.line(Level::Warn, &line);
+        return Ok(fresh(job));
+    }
+    Ok(restored)
+}
+
 /// The coordinator in its loop, which leaves the job's last status behind.
 struct Coordinating {
     coordinator: Coordinator,
+    /// Stores what it has to know, if anything does.
+    keeper: Option<Keeper>,
     final_status: Arc<OnceLock<Status>>,
 }
 
@@ -304,7 +376,27 @@ impl RoleCell for Coordinating {
         Some(&self.coordinator)
     }
 
+    fn remember(&mut self, state: Vec<u8>) {
+        if let Some(keeper) = &mut self.keeper {
+            keeper.store(state);
+        }
+    }
+
+    fn rest(&mut self) -> Rest {
+        let Coordinating { coordinator, keeper, .. } = self;
+        if keeper.as_mut().is_some_and(Keeper::poll_stored) {
+            coordinator.handle_remembered(clock::now());
+        }
+        if let Some(why) = keeper.as_ref().and_then(Keeper::failure) {
+            coordinator.step_down(why.to_owned());
+        }
+        Rest { has_work: coordinator.backlog_bytes() > 0, next_timeout: coordinator.next_timeout() }
+    }
+
     fn ended(&self, error: Option<&str>) {
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| self.coordinator.is_over()) {
+            keeper.remove();
+        }
         // A role that panicked is not asked any more.
         if error.is_none() {
             let _ = self.final_status.set(self.coordinator.status(clock::now()));
@@ -380,6 +472,8 @@ const ANYWHERE: &str = "192.0.2.1:9";
 
 /// The address of this host that packets to `peer` leave from: the one that `peer` can answer to.
 pub(crate) fn host_towards(peer: &str) -> io::Result<String> {
+    // Of several addresses of a coordinator the first one tells which network it is on.
+    let peer = peer.split(',').next().unwrap_or(peer);
     let probe = |family: &str| -> io::Result<String> {
         let socket = UdpSocket::bind(family)?;
         // Connecting a datagram socket only asks the routing table; nothing is sent.

@@ -11,7 +11,7 @@ pub const DEFAULT_JOB: &str = "job";
 /// Where a job's coordinator is, and which job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobUrl {
-    /// `host:port`.
+    /// `host:port`; several with commas between them where the coordinator may be at any of them.
     pub address: String,
     /// The job's name.
     pub job: String,
@@ -51,15 +51,21 @@ impl FromStr for JobUrl {
         if job.is_empty() || job.contains('/') || job.len() > paramill_core::limits::MAX_NAME_BYTES {
             return fail("the job's name is missing or malformed");
         }
-        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
-        if authority.is_empty() || authority.starts_with(':') {
-            return fail("the host is missing");
+        let mut addresses = Vec::new();
+        for host in authority.split(',') {
+            let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
+            if host.is_empty() || host.starts_with(':') {
+                return fail("the host is missing");
+            }
+            if has_port && host.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+                return fail("the port is not a number up to 65535");
+            }
+            addresses.push(if has_port { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") });
         }
-        if has_port && authority.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
-            return fail("the port is not a number up to 65535");
+        if addresses.len() > paramill_core::limits::MAX_ADDRESSES {
+            return fail("it has more addresses than a coordinator may have");
         }
-        let address = if has_port { authority.to_owned() } else { format!("{authority}:{DEFAULT_PORT}") };
-        Ok(JobUrl { address, job: job.to_owned() })
+        Ok(JobUrl { address: addresses.join(","), job: job.to_owned() })
     }
 }
 
@@ -78,6 +84,7 @@ mod tests {
         for (text, address, job) in [
             ("paramill://host:7171/run42", "host:7171", "run42"),
             ("paramill://host/run42", "host:7070", "run42"),
+            ("paramill://a,b:7171,[::1]/run42", "a:7070,b:7171,[::1]:7070", "run42"),
             ("paramill://host", "host:7070", "job"),
             ("127.0.0.1:9", "127.0.0.1:9", "job"),
             ("paramill://[::1]:80/x", "[::1]:80", "x"),

@@ -96,7 +96,8 @@ fn take_in_and_confuse(listener: &TcpListener) -> TcpStream {
     let hello = Header::decode(&head).unwrap();
     assert_eq!(hello.kind, Kind::Hello);
     stream.read_exact(&mut vec![0; padded(hello.payload_bytes as usize)]).unwrap();
-    let welcome = frame(Kind::Welcome, &Welcome { you: NodeId::Worker(WorkerId(0)), incarnation: 1 });
+    let welcome =
+        frame(Kind::Welcome, &Welcome { you: NodeId::Worker(WorkerId(0)), incarnation: 1, session: 0 });
     let Body::Bytes(mut payload) = welcome.body else { panic!("a welcome carries bytes") };
     payload.resize(padded(payload.len()), 0);
     let bytes = [&welcome.header.encode()[..], &payload, &Header::new(Kind::Pull).encode()].concat();

@@ -9,6 +9,7 @@ use paramill_core::aggregator::Aggregator;
 use paramill_core::checkpoint::Response;
 use paramill_core::coordinator::Coordinator;
 use paramill_core::landing::{Destination, Landing};
+use paramill_core::replica::Replica;
 use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{ConnectionId, NodeId, Time};
@@ -21,7 +22,7 @@ pub enum Actor {
     /// The coordinator.
     Coordinator(Box<Coordinator>),
     /// A data core.
-    Shard(Box<Shard>),
+    Shard(Box<Replica>),
     /// A data core with a planted bug.
     Broken(Box<BrokenShard>),
     /// Something between workers and data cores.
@@ -40,8 +41,16 @@ impl Actor {
     /// The shard, if it is one, with or without a planted bug.
     pub fn as_shard(&self) -> Option<&Shard> {
         match self {
-            Actor::Shard(shard) => Some(shard),
+            Actor::Shard(replica) => replica.shard(),
             Actor::Broken(broken) => Some(broken.shard()),
+            _ => None,
+        }
+    }
+
+    /// The data core, if it is one without a planted bug.
+    pub fn as_replica(&self) -> Option<&Replica> {
+        match self {
+            Actor::Shard(replica) => Some(replica),
             _ => None,
         }
     }
@@ -92,6 +101,10 @@ impl Role for Actor {
 
     fn handle_listening(&mut self, now: Time, addresses: Option<Addresses>) {
         self.role_mut().handle_listening(now, addresses);
+    }
+
+    fn handle_remembered(&mut self, now: Time) {
+        self.role_mut().handle_remembered(now);
     }
 
     fn handle_archived(&mut self, now: Time, response: Response) {

@@ -3,13 +3,14 @@
 use paramill_core::checkpoint::Response;
 use paramill_core::consistency::{ClientSync, Consistency, Decision, PullView, SyncState};
 use paramill_core::landing::{Destination, Landing};
+use paramill_core::limits;
 use paramill_core::prng::Prng;
 use paramill_core::registry::{Entry, Registry};
 use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::spec::{Spec, SpecError};
 use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
-use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome, ack};
+use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome, ack, group};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A bug to plant in every shard or every worker of a job.
@@ -37,11 +38,13 @@ pub enum Canary {
     Dated,
     /// A worker computes on a copy that is one round older than its model allows. Found by the age of what it computes on.
     Outlived,
+    /// Whose gradients are in a sum is not remembered: when its aggregator dies, they are taken again. Found by counting pushes.
+    Anonymous,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Canary; 10] = [
+    pub const ALL: [Canary; 11] = [
         Canary::Forgetful,
         Canary::Hasty,
         Canary::Absent,
@@ -52,6 +55,7 @@ impl Canary {
         Canary::Reused,
         Canary::Dated,
         Canary::Outlived,
+        Canary::Anonymous,
     ];
 
     /// Whether it is a bug of shards; else it is one of workers.
@@ -238,6 +242,13 @@ impl Role for BrokenShard {
             (Canary::Outdated, Kind::Push) => {
                 let header = Header { epoch: self.shard.epoch(), ..*header };
                 self.shard.handle_frame(now, connection, &header, payload);
+            }
+            (Canary::Anonymous, Kind::Contributors) => {
+                // As many as there are, and no members.
+                let count = payload.len() as u32 / 4;
+                let ranks: Vec<WorkerId> =
+                    (limits::MAX_WORKERS - count..limits::MAX_WORKERS).map(WorkerId).collect();
+                self.shard.handle_frame(now, connection, header, &group::encode_ranks(&ranks));
             }
             _ => self.shard.handle_frame(now, connection, header, payload),
         }

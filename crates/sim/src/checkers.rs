@@ -1,6 +1,7 @@
 //! Promises that are watched while a job runs, one file each. A broken one is a sentence that names the node, the
 //! table and the clock; the world adds the time.
 
+mod copies;
 mod exactly_once;
 mod held;
 mod layout;
@@ -11,6 +12,7 @@ mod replicas;
 mod staleness;
 mod trace;
 
+pub use copies::Copies;
 pub use exactly_once::ExactlyOnce;
 pub use held::Held;
 pub use memory::Memory;

@@ -8,18 +8,21 @@ use crate::network::{HostId, Position};
 use crate::operator::Operator;
 use crate::player::{Player, Program};
 use crate::rules::Injected;
-use crate::scenario::{Hosts, Scenario, ScenarioError};
+use crate::scenario::{Hosts, SPARES_OF_A_SERVER, Scenario, ScenarioError};
 use crate::spectator::Spectator;
-use crate::world::{Observer, Violation, World};
+use crate::world::{Death, Ended, Newcomer, Observer, Violation, World};
 use paramill_core::address::{Addresses, LOCAL};
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
+use paramill_core::limits;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
+use paramill_core::replica::Replica;
 use paramill_core::server::{Shard, ShardConfig, ShardImage};
 use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::worker::{Access, Worker, WorkerConfig};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,6 +91,7 @@ struct Visit {
 #[derive(Debug)]
 struct Builder {
     scenario: Scenario,
+    config: JobConfig,
     hosts: Hosts,
     play: Play,
     faults: FaultPlan,
@@ -115,24 +119,94 @@ impl Cluster {
         let hosts = Hosts::of(scenario)?;
         let config = JobConfig { topology: hosts.topology(&scenario.network), ..config };
         let world = World::new(hosts.network(&scenario.network), scenario.seed);
-        let builder = Builder { scenario: scenario.clone(), hosts, play, faults, registry };
+        let builder = Builder { scenario: scenario.clone(), config, hosts, play, faults, registry };
         let mut cluster = Cluster { world, builder: Rc::new(builder), lives: 0, late: 0 };
-        cluster.add_coordinator(config);
+        cluster.add_coordinator();
         cluster.shard_ids().for_each(|id| cluster.add_node(NodeId::Shard(id)));
         cluster.aggregator_ids().for_each(|id| cluster.add_node(NodeId::Aggregator(id)));
         cluster.worker_ids().for_each(|id| cluster.add_node(NodeId::Worker(id)));
         cluster.reader_ids().for_each(|id| cluster.add_reader(id));
+        cluster.set_starter();
         cluster.inject();
         Ok(cluster)
     }
 
-    /// A shard, an aggregator or a worker dies at `at`, and is started anew a while later: a new process, which has to find
-    /// out how things stand.
+    /// A node dies at `at`, and is started anew a while later: a new process, which has to find out how things stand. The coordinator knows
+    /// what it has stored, if the scenario's faults say that it crashes.
     pub fn crash_and_restart(&mut self, node: NodeId, at: Time, after: Duration) {
         self.world.crash(node, at);
         self.lives += 1;
         let (builder, life) = (self.builder.clone(), self.lives);
+        if let (NodeId::Coordinator, Some(disk)) = (node, self.world.disk(node)) {
+            let restart = move |now| builder.coordinator(now, disk.borrow().as_deref());
+            return self.world.restart(node, at + after, restart);
+        }
         self.world.restart(node, at + after, move |now| builder.actor(now, node, life));
+    }
+
+    /// A server dies at `at` with all its cores, and is started anew a while later.
+    pub fn crash_server(&mut self, server: ServerId, at: Time, after: Option<Duration>) {
+        self.kill_server(server, at, at, after, |_| true);
+    }
+
+    /// The same as soon as every shard has a copy that can take over, if that is so in time.
+    pub fn crash_copied_server(&mut self, server: ServerId, at: Time, until: Time, after: Option<Duration>) {
+        self.kill_server(server, at, until, after, |world| match world.role(NodeId::Coordinator) {
+            Some(Actor::Coordinator(coordinator)) => {
+                let served = coordinator.status(world.now()).served;
+                let is_copied = !served.is_empty() && served.iter().all(|shard| shard.copy.is_some());
+                is_copied && world.ended(NodeId::Coordinator).is_none()
+            }
+            _ => false,
+        });
+    }
+
+    fn kill_server(
+        &mut self,
+        server: ServerId,
+        at: Time,
+        until: Time,
+        after: Option<Duration>,
+        may_die: impl Fn(&World<Actor>) -> bool + 'static,
+    ) {
+        self.lives += 1;
+        let life = self.lives;
+        let cores = self.shard_ids().filter(|id| id.server == server && after.is_some()).map(NodeId::Shard);
+        let restarts = cores.map(|node| -> (NodeId, Box<dyn FnOnce(Time) -> Actor>) {
+            let builder = self.builder.clone();
+            (node, Box::new(move |now| builder.actor(now, node, life)))
+        });
+        let restarts = restarts.collect();
+        let after = after.unwrap_or_default();
+        self.world.crash_process(server.0, at, Death { may_die: Box::new(may_die), until, after, restarts });
+    }
+
+    /// Data cores start others of their process when the coordinator says so.
+    fn set_starter(&mut self) {
+        for id in self.shard_ids() {
+            self.world.set_process(NodeId::Shard(id), id.server.0);
+        }
+        let (builder, started) = (self.builder.clone(), Cell::new(0));
+        self.world.set_starter(move |now, node, actor| {
+            let server = match node {
+                NodeId::Shard(id) => id.server.0,
+                NodeId::Spare(number) => number >> SPARES_OF_A_SERVER,
+                other => unreachable!("{other} starts no data cores"),
+            };
+            started.set(started.get() + 1);
+            let id = NodeId::Spare(server << SPARES_OF_A_SERVER | started.get());
+            let process = actor.as_replica().expect("a data core starts others").process();
+            let address = builder.address(id);
+            let config = ShardConfig {
+                process,
+                server: None,
+                core: builder.scenario.cores + started.get(),
+                addresses: address.clone().into(),
+                ..builder.shard_config(ShardId { server: ServerId(server), core: 0 }, 0)
+            };
+            let role = Actor::Shard(Box::new(Replica::new(now, config, builder.registry.clone())));
+            Newcomer { id, address, role }
+        });
     }
 
     /// At `at` another process goes on in a shard's place, from the shard's image.
@@ -197,7 +271,13 @@ impl Cluster {
 
     /// A data core.
     pub fn shard(&self, shard: ShardId) -> &Shard {
-        let actor = self.world.role(NodeId::Shard(shard)).expect("every shard was added");
+        let serves = |(node, actor): (NodeId, &'_ Actor)| -> Option<(u32, NodeId)> {
+            let served = actor.as_shard().filter(|served| served.id() == Some(shard))?;
+            (self.world.ended(node) != Some(&Ended::Crashed)).then_some((served.epoch(), node))
+        };
+        // A process that the shard was taken from may not have heard of it.
+        let node = self.world.roles().filter_map(serves).max().map_or(NodeId::Shard(shard), |(_, node)| node);
+        let actor = self.world.role(node).expect("every shard was added");
         actor.as_shard().expect("a shard's node holds a shard")
     }
 
@@ -235,11 +315,10 @@ impl Cluster {
         Ok(self.world.ended(NodeId::Coordinator).is_some())
     }
 
-    fn add_coordinator(&mut self, config: JobConfig) {
-        let Builder { scenario, registry, .. } = &*self.builder;
+    fn add_coordinator(&mut self) {
+        let Builder { scenario, .. } = &*self.builder;
         let host = self.builder.hosts.host(NodeId::Coordinator);
-        let coordinator = Box::new(Coordinator::new(config, registry.clone(), scenario.seed));
-        let actor = Actor::Coordinator(coordinator);
+        let actor = self.builder.coordinator(Time::ZERO, None);
         self.world.add(NodeId::Coordinator, COORDINATOR, host, Duration::ZERO, actor);
         if !scenario.switches.is_empty() {
             let operator = Box::new(Operator::new(JOB, COORDINATOR, scenario.switches.clone()));
@@ -273,7 +352,8 @@ impl Cluster {
     fn inject(&mut self) {
         let builder = self.builder.clone();
         let shards = self.shard_ids().map(NodeId::Shard);
-        for node in shards.chain(self.worker_ids().map(NodeId::Worker)).collect::<Vec<_>>() {
+        let workers = self.worker_ids().map(NodeId::Worker);
+        for node in shards.chain(workers).chain([NodeId::Coordinator]).collect::<Vec<_>>() {
             for (at, length) in builder.faults.pauses(node) {
                 self.world.pause(node, at, length);
             }
@@ -311,6 +391,21 @@ impl Builder {
             NodeId::Worker(id) => self.worker(now, id, life),
             other => unreachable!("{other} is started once"),
         }
+    }
+
+    /// The coordinator, with what is on its disk.
+    fn coordinator(&self, now: Time, disk: Option<&[u8]>) -> Actor {
+        let Builder { config, registry, scenario, .. } = self;
+        let fresh = || Coordinator::new(config.clone(), registry.clone(), scenario.seed);
+        let grace = limits::COORDINATOR_GRACE;
+        let is_durable = self.faults.crashes(NodeId::Coordinator).next().is_some();
+        let coordinator = match disk {
+            Some(state) => Coordinator::restore(now, config.clone(), registry.clone(), grace, state)
+                .expect("a coordinator reads what it stored"),
+            None if is_durable => fresh().remembering(grace),
+            None => fresh(),
+        };
+        Actor::Coordinator(Box::new(coordinator))
     }
 
     /// Where a node is reached too, if it has several addresses.
@@ -357,19 +452,21 @@ impl Builder {
             other => other.as_shard().expect("a shard's node holds a shard").image().encode(),
         };
         let image = ShardImage::decode(&bytes).expect("an image can be read");
-        let shard = Shard::from_image(now, self.shard_config(id, 0), self.registry.clone(), image);
+        let config = self.shard_config(id, 0);
+        let shard = Shard::from_image(now, config.clone(), self.registry.clone(), image);
         let shard = shard.expect("an image is that of a shard");
         assert!(shard.image().encode() == bytes, "the successor of {id} has another image");
-        self.broken_or_not(shard)
+        self.broken_or_not(now, shard, config)
     }
 
     fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
-        self.broken_or_not(Shard::new(now, self.shard_config(id, life), self.registry.clone()))
+        let config = self.shard_config(id, life);
+        self.broken_or_not(now, Shard::new(now, config.clone(), self.registry.clone()), config)
     }
 
-    fn broken_or_not(&self, shard: Shard) -> Actor {
+    fn broken_or_not(&self, now: Time, shard: Shard, config: ShardConfig) -> Actor {
         match self.play.canary.filter(|canary| canary.is_of_shards()) {
-            None => Actor::Shard(Box::new(shard)),
+            None => Actor::Shard(Box::new(Replica::serving(now, shard, config, self.registry.clone()))),
             Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),
         }
     }

@@ -4,7 +4,7 @@
 
 mod hosts;
 
-pub use hosts::{Hosts, LinkNames};
+pub use hosts::{Hosts, LinkNames, SPARES_OF_A_SERVER};
 
 use crate::compute::{ComputeModel, LayerTimes, SendMode};
 use crate::gradient::Gradients;
@@ -33,6 +33,8 @@ pub struct Scenario {
     pub servers: u32,
     /// Data cores of each server.
     pub cores: u32,
+    /// Copies that are kept of every shard on other servers: none or one.
+    pub replicas: u32,
     /// Aggregators between workers and servers; workers are shared out among them by rank. 0: workers talk to the
     /// servers themselves.
     pub aggregators: u32,
@@ -135,6 +137,7 @@ impl Default for Scenario {
             workers: 4,
             servers: 2,
             cores: 1,
+            replicas: 0,
             aggregators: 0,
             aggregator_cores: 1,
             readers: 0,
@@ -297,6 +300,7 @@ impl Scenario {
             policy: self.policy.clone(),
             overrides: self.overrides.clone(),
             seed: self.seed,
+            replicas: self.replicas,
             ..JobConfig::new(job, self.workers, self.servers)
         }
     }

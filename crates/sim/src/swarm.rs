@@ -8,7 +8,7 @@ mod draw;
 pub use draw::Drawn;
 
 use crate::canary::Canary;
-use crate::checkers::{Checkers, ExactlyOnce, Held, Memory, Readers, Replicas, Staleness, Trace};
+use crate::checkers::{Checkers, Copies, ExactlyOnce, Held, Memory, Readers, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
 use crate::compute::SendMode;
 use crate::gradient::Gradients;
@@ -343,6 +343,9 @@ fn checkers(drawn: &Drawn, cluster: &Cluster, trace: Option<fn(&str)>) -> Result
     checkers.add(Staleness::new(cluster, drawn.play.gradients, &drawn.mortal, &drawn.reborn)?);
     checkers.add(Replicas::new(cluster)?);
     checkers.add(Memory::new(cluster)?);
+    if drawn.scenario.replicas > 0 {
+        checkers.add(Copies::default());
+    }
     if let Some(held) = Held::new(cluster)? {
         checkers.add(held);
     }
@@ -392,6 +395,7 @@ mod tests {
             (Canary::Reused, "changed while"),
             (Canary::Dated, "an acknowledged push was lost"),
             (Canary::Outlived, "computes iteration"),
+            (Canary::Anonymous, "a push was applied twice"),
         ] {
             // A bug may be seen by its consequences first; the promise that it breaks is broken soon.
             let is_it = |seed| match run_seed(seed, Some(canary)).outcome {

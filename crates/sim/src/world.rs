@@ -18,7 +18,7 @@ mod payload;
 mod reader;
 mod travelling;
 
-pub use node::Ended;
+pub use node::{Death, Disk, Ended, Newcomer};
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
 use crate::archive::Archive;
@@ -30,7 +30,7 @@ use connection::{Connection, End};
 use directory::Directory;
 use event::Event;
 use landing::{land_behind, stray};
-use node::{Node, Rebirth, label};
+use node::{Node, Rebirth, STORING, Starter, label};
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
@@ -66,6 +66,8 @@ pub struct World<R> {
     /// What some nodes sent to others is not read, by sender and receiver: how many of these frames may be.
     holds: BTreeMap<(usize, usize), usize>,
     rebirths: Vec<Option<Rebirth<R>>>,
+    starter: Option<Starter<R>>,
+    deaths: Vec<Option<Death<R>>>,
     log: VecDeque<String>,
     counts: Counts,
 }
@@ -75,10 +77,12 @@ const LOG_LINES: usize = 200;
 /// In a world of so many nodes a role is asked after every second event whether its account of itself adds up, in one of twice
 /// as many after every third, and so on. In smaller ones it is asked after every event.
 const EVENTS_PER_CHECK: usize = 64;
+/// How long it takes until a process that may not die yet is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// Events at one instant after which the world is declared stuck in a loop.
 const EVENTS_AT_ONE_TIME: u32 = 10_000_000;
 
-impl<R: Role> World<R> {
+impl<R: Role + 'static> World<R> {
     /// A world without nodes, whose frames travel over this network.
     pub fn new(network: Network, seed: u64) -> World<R> {
         World {
@@ -98,6 +102,8 @@ impl<R: Role> World<R> {
             dirty: Vec::new(),
             holds: BTreeMap::new(),
             rebirths: Vec::new(),
+            starter: None,
+            deaths: Vec::new(),
             log: VecDeque::new(),
             counts: Counts::default(),
         }
@@ -129,8 +135,13 @@ impl<R: Role> World<R> {
         self.restart(id, at, build);
     }
 
-    fn listen(&mut self, index: usize) {
-        self.nodes[index].role.handle_listening(self.now, Some(self.directory.of(index)));
+    /// What a node has stored, and will have.
+    pub fn disk(&self, id: NodeId) -> Option<Disk> {
+        self.by_id.get(&id).map(|&node| self.nodes[node].disk.clone())
+    }
+
+    fn store(&mut self, index: usize, state: Vec<u8>) {
+        self.queue.push(self.now + STORING, self.nodes[index].storing(index, state));
     }
 
     /// Others reach a node at this address too.
@@ -233,6 +244,56 @@ impl<R: Role> World<R> {
     fn rebirth(&mut self, build: impl FnOnce(Time, &R) -> R + 'static) -> usize {
         self.rebirths.push(Some(Rebirth(Box::new(build))));
         self.rebirths.len() - 1
+    }
+
+    /// A node belongs to a process, which dies as a whole ([`World::crash_process`]). Nodes that it starts belong to it too.
+    pub fn set_process(&mut self, id: NodeId, process: u32) {
+        if let Some(&node) = self.by_id.get(&id) {
+            self.nodes[node].process = Some(process);
+        }
+    }
+
+    /// All nodes of a process are gone from `at` on, or from when `may_die` holds, which is asked again and again for a while.
+    pub fn crash_process(&mut self, process: u32, at: Time, death: Death<R>) {
+        self.deaths.push(Some(death));
+        let death = self.deaths.len() - 1;
+        self.queue.push(at.max(self.now), Event::CrashProcess { process, death });
+    }
+
+    /// A process dies, if it may, and its nodes are started anew later.
+    fn kill<O: Observer<R>>(&mut self, process: u32, number: usize, observer: &mut O) -> Result<(), String> {
+        let Some(death) = self.deaths[number].take() else { return Ok(()) };
+        if !(death.may_die)(self) {
+            if self.now < death.until {
+                self.deaths[number] = Some(death);
+                let event = Event::CrashProcess { process, death: number };
+                self.queue.push(self.now + ASK_AGAIN, event);
+            }
+            return Ok(());
+        }
+        let is_meant = |node: &Node<R>| node.process == Some(process) && node.ended.is_none();
+        let meant: Vec<usize> = (0..self.nodes.len()).filter(|&at| is_meant(&self.nodes[at])).collect();
+        meant.into_iter().try_for_each(|node| self.end(node, Ended::Crashed, observer))?;
+        for (node, build) in death.restarts {
+            self.restart(node, self.now + death.after, build);
+        }
+        Ok(())
+    }
+
+    /// `build` makes the nodes that others start.
+    pub fn set_starter(&mut self, build: impl Fn(Time, NodeId, &R) -> Newcomer<R> + 'static) {
+        self.starter = Some(Starter(Box::new(build)));
+    }
+
+    /// A node starts another one of its process, on its host.
+    fn start_beside(&mut self, index: usize) {
+        let Some(Starter(build)) = &self.starter else { return };
+        let Node { id, host, handling, process, .. } = self.nodes[index];
+        let Newcomer { id, address, role } = build(self.now, id, &self.nodes[index].role);
+        self.add(id, &address, host, handling, role);
+        if let Some(newest) = self.nodes.last_mut() {
+            newest.process = process;
+        }
     }
 
     /// Each frame takes `factor` times as long on this node as before.
@@ -381,6 +442,9 @@ impl<R: Role> World<R> {
         let Some((at, event)) = self.queue.pop() else { return Ok(()) };
         self.now = self.now.max(at);
         self.counts.events += 1;
+        if let Event::CrashProcess { process, death } = event {
+            return self.kill(process, death, observer);
+        }
         let index = self.concerned(&event);
         let node = &mut self.nodes[index];
         if node.ended.is_some() {
@@ -415,6 +479,7 @@ impl<R: Role> World<R> {
             Event::Arrive { ref flight, .. } => end(flight.connection, flight.side),
             Event::Room { connection, side } => end(connection, 1 - side),
             Event::Lost { connection, side, .. } => end(connection, side),
+            Event::CrashProcess { .. } => unreachable!("it happens to several nodes"),
             Event::Unreachable { node, .. }
             | Event::Read { node }
             | Event::Timer { node }
@@ -422,6 +487,7 @@ impl<R: Role> World<R> {
             | Event::Pause { node, .. }
             | Event::Resume { node }
             | Event::Crash { node }
+            | Event::Stored { node, .. }
             | Event::Restart { node, .. }
             | Event::Replace { node, .. } => node,
         }
@@ -567,7 +633,8 @@ impl<R: Role> World<R> {
                 self.end(index, Ended::Crashed, observer)?;
                 return Ok(false);
             }
-            Event::Restart { .. } => return Ok(false),
+            Event::Stored { life, state, .. } => return Ok(self.nodes[index].stored(now, life, state)),
+            Event::Restart { .. } | Event::CrashProcess { .. } => return Ok(false),
             Event::Replace { rebirth, .. } => {
                 // What waits for the process before happens to its successor.
                 let postponed = std::mem::take(&mut self.nodes[index].postponed);
@@ -590,7 +657,9 @@ impl<R: Role> World<R> {
                 Output::Send { to, frame, priority } => self.queue_frame(index, to, frame, priority),
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
-                Output::Listen => self.listen(index),
+                Output::Listen => self.nodes[index].listen(self.now, self.directory.of(index)),
+                Output::Remember { state } => self.store(index, state),
+                Output::StartCore => self.start_beside(index),
                 Output::Archive(request) => {
                     let (at, life) = (self.now + self.archive.latency(), self.nodes[index].life);
                     self.queue.push(at, Event::Archived { node: index, life, request });
@@ -611,7 +680,7 @@ impl<R: Role> World<R> {
             self.flush_dirty(observer)?;
         }
         let node = &mut self.nodes[index];
-        observer.on_settled(self.now, node.id, &node.role)?;
+        observer.on_settled(self.now, node.name(), &node.role)?;
         if node.ended.is_none() {
             node.unchecked += 1;
             // An account of thousands of peers costs more than an event.
@@ -807,7 +876,7 @@ impl<R: Role> World<R> {
         mut frame: Frame,
         observer: &mut O,
     ) -> Result<(), String> {
-        let Node { id, role, .. } = &self.nodes[index];
+        let (from, role) = (self.nodes[index].name(), &self.nodes[index].role);
         if matches!(frame.body, Body::Stored { .. }) {
             role.refresh(&mut frame.header);
         }
@@ -816,8 +885,8 @@ impl<R: Role> World<R> {
         let receiver = self.connections[connection].ends[side].node;
         let view = FrameView {
             now: self.now,
-            from: *id,
-            to: self.nodes[receiver].id,
+            from,
+            to: self.nodes[receiver].name(),
             shard: self.connections[connection].shard(),
             header: &header,
             payload: payload.bytes(),
@@ -1053,11 +1122,12 @@ impl<R: Role> World<R> {
     ) -> Result<(), String> {
         let Source { connection, side } = source;
         let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
-        let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].id);
+        let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].name());
         let shard = self.connections[connection].shard();
         let frames = LANDING_FRAMES.min(self.allowance(index, source).saturating_add(1));
-        let Node { id, role, .. } = &mut self.nodes[index];
-        let view = FrameView { now, from, to: *id, shard, header, payload };
+        let to = self.nodes[index].name();
+        let role = &mut self.nodes[index].role;
+        let view = FrameView { now, from, to, shard, header, payload };
         observer.on_delivered(&view, role)?;
         let mut places = Vec::new();
         let comes_in_pieces = !payload.is_empty() && self.dice.chance(0.5);

@@ -5,6 +5,7 @@ use crate::failure::{Failure, OrUsage};
 use crate::listening;
 use crate::output::{Output, count};
 use crate::plan::{JobPlan, check_rate_of_node, transport_at};
+use crate::state_place;
 use crate::training::{self, Announcement, Ending};
 use anyhow::{Context, anyhow};
 use paramill_core::coordinator::JobConfig;
@@ -167,6 +168,12 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         faults: training::faults(&plan.inject).or_usage()?,
         seed: plan.seed,
         checkpoints: args.checkpoints.archive().or_usage()?,
+        state: match args.end_with_parent && args.memory.state.is_none() {
+            // Who started it starts everything anew.
+            true => None,
+            false => state_place::resolve(&args.memory, &listen, &args.job).or_usage()?,
+        },
+        coordinator_grace: args.memory.coordinator_grace.0,
         ..ServerConfig::new(&args.job, &listen)
     })
 }
@@ -216,7 +223,7 @@ fn congestion(args: &ServeArgs) -> Option<String> {
 }
 
 /// Says where to join, before anybody can be waiting for it.
-fn announce(
+pub(super) fn announce(
     announcement: &Announcement,
     facts: &[&str],
     first: bool,
@@ -228,9 +235,12 @@ fn announce(
     let mut stdout = std::io::stdout().lock();
     if first {
         writeln!(stdout, "the job is at {}", announcement.url)?;
-        writeln!(stdout, "data cores listen on {}", announcement.data.join(", "))?;
+        if !announcement.data.is_empty() {
+            writeln!(stdout, "data cores listen on {}", announcement.data.join(", "))?;
+        }
         writeln!(stdout, "{}", facts.join("\n"))?;
-        writeln!(stdout, "further servers: paramill serve --join {}", announcement.url)?;
+        let servers = if announcement.data.is_empty() { "servers:        " } else { "further servers:" };
+        writeln!(stdout, "{servers} paramill serve --join {}", announcement.url)?;
         writeln!(stdout, "how it stands:   paramill status {}", announcement.url)?;
     } else {
         writeln!(

@@ -77,7 +77,7 @@ impl Load {
             digest_every: 0,
         };
         let mut shard = Shard::new(Time::ZERO, config, Arc::new(Registry::builtin()));
-        let welcome = Welcome { you: NodeId::Shard(id), incarnation: 1 };
+        let welcome = Welcome { you: NodeId::Shard(id), incarnation: 1, session: 0 };
         shard.handle_connected(Time::ZERO, NodeId::Coordinator.into(), &welcome);
         let part = Part { server: id.server, start: 0, len: work.elements as u64 };
         let tables = 0..work.tables;
@@ -89,7 +89,7 @@ impl Load {
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
             whole: vec![],
-            shards: vec![ServedShard { shard: id, process: ProcessId(1), addresses: "here".into() }],
+            shards: vec![ServedShard::original(id, ProcessId(1), "here".into())],
             workers: work.workers,
             members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),

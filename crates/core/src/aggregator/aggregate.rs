@@ -35,6 +35,8 @@ pub(super) struct Aggregate {
     buffer: SumBuffer,
     /// How many gradients are in each chunk.
     weights: Vec<u32>,
+    /// Whose they are, until the chunk has left; ascending.
+    workers: Vec<Vec<WorkerId>>,
     absent: AbsentFromSums,
     /// Encoded sums of chunks that have left, where the table has a codec.
     payloads: Vec<Option<Payload>>,
@@ -48,9 +50,18 @@ pub(super) struct Aggregate {
     /// Aggregators below that have sums in it.
     lowers: BTreeMap<AggregatorId, LowerPart>,
     /// Lists of aggregators below, of which workers are complete in it, by their numbers.
-    lists: Vec<(AggregatorId, u64)>,
+    lists: Vec<ListKey>,
     /// When something was added last.
     added: Time,
+}
+
+/// A list of an aggregator below.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ListKey {
+    pub(super) from: AggregatorId,
+    /// Numbers begin again in another one.
+    pub(super) session: u64,
+    pub(super) number: u64,
 }
 
 /// Sums of an aggregator below.
@@ -102,6 +113,7 @@ impl Aggregate {
             subject,
             buffer,
             weights: vec![0; chunks],
+            workers: vec![Vec::new(); chunks],
             absent: AbsentFromSums::default(),
             payloads: vec![None; chunks],
             sealed: 0,
@@ -130,14 +142,28 @@ impl Aggregate {
         }
         self.buffer.add(gradient, is_first);
         self.weights[index] += 1;
+        let workers = &mut self.workers[index];
+        workers.insert(workers.partition_point(|known| *known < worker), worker);
     }
 
-    /// Adds the sum of so many gradients of a chunk that an aggregator below has made.
+    /// The first of these workers whose gradient of a chunk is in it already.
+    pub(super) fn known_of(&self, index: usize, workers: &[WorkerId]) -> Option<WorkerId> {
+        let known = &self.workers[index];
+        workers.iter().copied().find(|worker| known.binary_search(worker).is_ok())
+    }
+
+    /// The workers whose gradients are in a chunk, which leaves.
+    pub(super) fn take_workers(&mut self, index: usize) -> Vec<WorkerId> {
+        std::mem::take(&mut self.workers[index])
+    }
+
+    /// Adds the sum of these workers' gradients of a chunk that an aggregator below has made.
     pub(super) fn add_sum(
         &mut self,
         now: Time,
         from: AggregatorId,
         sum: &frame::Sum,
+        contributors: &[WorkerId],
         gradient: GradientFrame<'_>,
     ) {
         let index = gradient.index();
@@ -148,6 +174,9 @@ impl Aggregate {
         }
         self.buffer.add(gradient, is_first);
         self.weights[index] = self.weights[index].saturating_add(sum.gradients).min(limits::MAX_WORKERS);
+        self.contributors.extend(contributors);
+        self.workers[index].extend_from_slice(contributors);
+        self.workers[index].sort_unstable();
         let part = self.lowers.entry(from).or_default();
         *part = LowerPart { attempt: part.attempt.max(sum.attempt), position: index + 1 };
     }
@@ -162,9 +191,9 @@ impl Aggregate {
     }
 
     /// Workers of a list of an aggregator below are complete in it. What it sends of others begins anew.
-    pub(super) fn add_list(&mut self, from: AggregatorId, number: u64) {
-        self.lists.push((from, number));
-        if let Some(part) = self.lowers.get_mut(&from) {
+    pub(super) fn add_list(&mut self, list: ListKey) {
+        self.lists.push(list);
+        if let Some(part) = self.lowers.get_mut(&list.from) {
             part.position = 0;
         }
     }
@@ -265,7 +294,7 @@ impl Aggregate {
     }
 
     /// The memory, for another aggregate, the workers that are complete, and the lists that named them.
-    pub(super) fn into_parts(self) -> (SumBuffer, BTreeMap<WorkerId, Complete>, Vec<(AggregatorId, u64)>) {
+    pub(super) fn into_parts(self) -> (SumBuffer, BTreeMap<WorkerId, Complete>, Vec<ListKey>) {
         (self.buffer, self.complete, self.lists)
     }
 
@@ -281,8 +310,7 @@ impl Aggregate {
             return Err(format!("{what:?} has not the table's size"));
         }
         let most = self.contributors.len() as u32;
-        // Whose gradients are in a sum from below is said later.
-        let beyond = self.weights.iter().find(|&&weight| weight > most && self.lowers.is_empty());
+        let beyond = self.weights.iter().find(|&&weight| weight > most);
         if let Some(weight) = beyond {
             return Err(format!("{what:?} has {weight} gradients in a chunk, of {most} workers"));
         }

@@ -6,7 +6,7 @@
 //! gradients go into another aggregate. What was sent stays in memory until the shard has noted it, and is sent again
 //! after a broken connection. Frames are numbered, so that the shard takes each once.
 
-use super::aggregate::{self, Again, Aggregate, AggregateId, Complete};
+use super::aggregate::{self, Again, Aggregate, AggregateId, Complete, ListKey};
 use super::flights::{Cargo, Flight, Flights};
 use super::held_pulls::HeldPulls;
 use super::lowers::Lowers;
@@ -20,7 +20,7 @@ use crate::limits;
 use crate::role::{Body, Frame};
 use crate::table::Layout;
 use crate::types::{AggregatorId, Clock, ConnectionId, TableId, Time, WorkerId};
-use crate::wire::frame::{Completed, Form, Pull, Subject, Sum};
+use crate::wire::frame::{Completed, Form, FromAggregator, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
 use crate::wire::{Cause, Fault};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,14 +38,8 @@ pub(super) struct Aggregation {
 
 impl Aggregation {
     /// For the shard at this place among those of the aggregator.
-    pub(super) fn new(shard: usize, tables: Vec<Table>) -> Aggregation {
-        Aggregation {
-            shard,
-            tables,
-            flights: Flights::default(),
-            held_pulls: HeldPulls::default(),
-            lowers: Lowers::default(),
-        }
+    pub(super) fn new(shard: usize, tables: Vec<Table>, lowers: Lowers) -> Aggregation {
+        Aggregation { shard, tables, flights: Flights::default(), held_pulls: HeldPulls::default(), lowers }
     }
 
     pub(super) fn table(&self, number: usize) -> Option<&Table> {
@@ -131,14 +125,16 @@ impl Aggregation {
         let all = table.layout().chunks().len();
         let aggregate = self.flights.get(id);
         let position = |worker| match peers.members.caller(worker).through {
-            Some(_) if table.is_done(worker, clock) => all,
+            Some(_) if table.is_done(worker, clock) || table.is_passed(worker, clock) => all,
             Some(lower) => aggregate.map_or(0, |aggregate| aggregate.position_of(lower)),
             None => table.position(worker, clock, intake),
         };
         let positions = peers.members.iter().map(position);
         let sealed = positions.min().unwrap_or(all);
-        let is_listed =
-            |worker| peers.members.caller(worker).through.is_none() || table.is_done(worker, clock);
+        let is_listed = |worker| {
+            let is_direct = peers.members.caller(worker).through.is_none();
+            is_direct || table.is_done(worker, clock) || table.is_passed(worker, clock)
+        };
         let is_whole = sealed == all && peers.members.iter().all(is_listed);
         if let Some(aggregate) = self.flights.get_mut(id) {
             aggregate.note_slowest(sealed);
@@ -166,14 +162,26 @@ impl Aggregation {
                 && payload.as_ref().is_some_and(|payload| codec::is_nothing(&payload.bytes));
             aggregate.set_payload(index, payload);
             if !is_nothing {
+                let workers = aggregate.take_workers(index);
+                if let Some(flight) = self.flights.announce(id, workers) {
+                    self.send_if_up(flight, peers);
+                }
                 self.launch(id, Cargo::Chunk(index), peers);
             }
         }
     }
 
-    /// Ends an aggregate: its remaining chunks leave, and the list of workers whose pushes are complete.
+    /// Ends an aggregate: its remaining chunks leave, and the list of workers whose pushes are complete. The shard counts a worker's pushes
+    /// in the order of their clocks: what is here of earlier ones leaves before.
     fn end(&mut self, id: AggregateId, peers: &mut Peers<'_, '_>) {
         self.flights.clear_deadline(id);
+        let Some(subject) = self.flights.get(id).map(Aggregate::subject) else { return };
+        for clock in self.tables[subject.table].open_clocks() {
+            let earlier = self.tables[subject.table].open(clock).filter(|_| clock < subject.clock);
+            if let Some(earlier) = earlier.filter(|earlier| self.share_workers(*earlier, id)) {
+                self.end(earlier, peers);
+            }
+        }
         let Some(aggregate) = self.flights.get(id) else { return };
         let subject = aggregate.subject();
         let table = &mut self.tables[subject.table];
@@ -195,6 +203,12 @@ impl Aggregation {
         let table = &mut tables[subject.table];
         table.settle();
         held_pulls.release(subject.table, |worker| is_held(table, flights, worker), peers);
+    }
+
+    /// Whether gradients of one worker are in both of two aggregates.
+    fn share_workers(&self, one: AggregateId, other: AggregateId) -> bool {
+        let (Some(one), Some(other)) = (self.flights.get(one), self.flights.get(other)) else { return false };
+        !one.contributors().is_disjoint(other.contributors())
     }
 
     /// The codecs of a table are about to change: what was added up under the old ones leaves.
@@ -222,6 +236,10 @@ impl Aggregation {
 
     fn launch(&mut self, id: AggregateId, cargo: Cargo, peers: &mut Peers<'_, '_>) {
         let flight = self.flights.launch(id, cargo);
+        self.send_if_up(flight, peers);
+    }
+
+    fn send_if_up(&self, flight: Flight, peers: &mut Peers<'_, '_>) {
         if peers.uplink.link.is_up() {
             self.send(flight, peers);
         }
@@ -235,6 +253,11 @@ impl Aggregation {
     fn send(&self, flight: Flight, peers: &mut Peers<'_, '_>) {
         let Some(aggregate) = self.flights.get(flight.aggregate) else { return };
         let frame = match flight.cargo {
+            Cargo::Contributors => {
+                let ranks = group::encode_ranks(self.flights.contributors(flight.number));
+                let header = FromAggregator::Contributors { number: flight.number }.header(ranks.len());
+                Frame { header, body: Body::Bytes(ranks) }
+            }
             Cargo::Chunk(index) => self.chunk_frame(flight, aggregate, index),
             Cargo::Completed => completed_frame(flight, aggregate, peers),
         };
@@ -312,7 +335,10 @@ impl Aggregation {
                     });
                 }
             }
-            for (from, list) in lists {
+            for ListKey { from, session, number: list } in lists {
+                if session != self.lowers.session(from) {
+                    continue;
+                }
                 self.lowers.settle(from, list);
                 self.send_notes(from, peers);
                 // The note waits for an earlier list. What the shard says next of these workers is of pushes that it has.
@@ -336,7 +362,38 @@ impl Aggregation {
         }
     }
 
-    /// Adds a sum from below. The error is that of the sum.
+    /// Everything that the shard has not noted is given up: it does not know of it, or has it in part from elsewhere. Workers and
+    /// aggregators below come back, and send it again. What codecs had left out of it is not kept, lest it counts twice.
+    pub(super) fn begin_anew(&mut self) {
+        for aggregate in self.flights.begin_anew() {
+            let table = &mut self.tables[aggregate.subject().table];
+            for (index, payload) in aggregate.payloads() {
+                let chunk = table.layout().chunks()[index];
+                table.undo(index, aggregate.values(&chunk), payload, aggregate.absent(index));
+            }
+            table.keep_buffer(aggregate.into_parts().0);
+        }
+        self.tables.iter_mut().for_each(Table::begin_anew);
+        self.held_pulls.clear();
+        self.lowers.begin_anew();
+    }
+
+    /// A worker's push is about to be passed on: what is here of it, in sums from below, goes first. The shard then takes the rest.
+    pub(super) fn end_with(
+        &mut self,
+        number: usize,
+        worker: WorkerId,
+        clock: Clock,
+        peers: &mut Peers<'_, '_>,
+    ) {
+        let open = self.tables[number].open(clock);
+        let has_it = |aggregate: &Aggregate| aggregate.contributors().contains(&worker);
+        if let Some(id) = open.filter(|id| self.flights.get(*id).is_some_and(has_it)) {
+            self.end(id, peers);
+        }
+    }
+
+    /// Adds a sum from below. The error is that of the sum. False where a gradient in it is here already, and nothing was added.
     pub(super) fn take_sum(
         &mut self,
         now: Time,
@@ -345,20 +402,24 @@ impl Aggregation {
         payload: &[u8],
         intake: &mut PushIntake,
         peers: &mut Peers<'_, '_>,
-    ) -> Result<(), Fault> {
+    ) -> Result<bool, Fault> {
         let number = sum.subject.table.0 as usize;
-        if !(1..=limits::MAX_WORKERS).contains(&sum.gradients) {
-            let what = format!("a sum of {} gradients", sum.gradients);
+        let contributors = self.lowers.taken.contributors(from);
+        if sum.gradients == 0 || sum.gradients as usize != contributors.len() {
+            let what = format!("a sum of {} gradients of {} workers", sum.gradients, contributors.len());
             return Err(self.tables[number].layout().shape_fault(what));
         }
         let index = self.tables[number].layout().index_of(sum.chunk)?;
         let id = self.aggregate_for(number, sum.clock, index, peers)?;
         let gradient = intake.read_sum(self.tables[number].layout(), from, sum, payload)?;
         if let Some(aggregate) = self.flights.get_mut(id) {
-            aggregate.add_sum(now, from, sum, gradient);
+            if aggregate.known_of(index, &contributors).is_some() {
+                return Ok(false);
+            }
+            aggregate.add_sum(now, from, sum, &contributors, gradient);
         }
         self.seal(number, sum.clock, intake, peers);
-        Ok(())
+        Ok(true)
     }
 
     /// A list from below that is here for the first time: its workers are complete, or refused.
@@ -390,10 +451,11 @@ impl Aggregation {
         let id = opened.and_then(Result::ok).filter(|_| counts);
         self.lowers.add(from, *list, id.is_none());
         let Some(id) = id else { return self.send_notes(from, peers) };
+        let session = self.lowers.session(from);
         let Aggregation { tables, flights, .. } = self;
         let table = &mut tables[number];
         let Some(aggregate) = flights.get_mut(id) else { return };
-        aggregate.add_list(from, list.subject.request);
+        aggregate.add_list(ListKey { from, session, number: list.subject.request });
         // The last one of them comes last here too.
         let is_last = |entry: &&Entry| Some(entry.worker) == list.last;
         let last = entries.iter().filter(is_last);
@@ -574,7 +636,12 @@ impl Aggregation {
     ) {
         for (number, intake) in intakes.iter_mut().enumerate() {
             let under_way = intake.remove_worker(worker);
-            self.tables[number].remove_worker(worker, under_way);
+            let has_it = |aggregate: &&Aggregate| {
+                aggregate.subject().table == number && aggregate.contributors().contains(&worker)
+            };
+            let in_sums = self.flights.iter().map(|(_, aggregate)| aggregate).filter(has_it);
+            let in_sums = in_sums.map(|aggregate| aggregate.subject().clock).max();
+            self.tables[number].remove_worker(worker, under_way.max(in_sums));
             for clock in self.tables[number].open_clocks() {
                 self.seal(number, clock, intake, peers);
             }

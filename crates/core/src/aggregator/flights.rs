@@ -1,8 +1,9 @@
 //! Numbered frames of an aggregator to a shard that the shard has not noted.
 
 use super::aggregate::{Aggregate, AggregateId};
-use crate::types::Time;
+use crate::types::{Time, WorkerId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// Aggregates, and the numbered frames that bring them to the shard. A frame is sent again after a broken connection until
 /// the shard has noted it.
@@ -13,6 +14,10 @@ pub(super) struct Flights {
     /// Frames that the shard has not noted, oldest first.
     frames: VecDeque<Flight>,
     last_number: u64,
+    /// The sets of workers that some of these frames name, by their numbers.
+    sets: VecDeque<(u64, Arc<[WorkerId]>)>,
+    /// The last one of them.
+    announced: Arc<[WorkerId]>,
     /// When aggregates end at the latest.
     deadlines: BTreeSet<(Time, AggregateId)>,
     deadline_of: BTreeMap<AggregateId, Time>,
@@ -30,6 +35,8 @@ pub(super) struct Flight {
 /// Contents of a numbered frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cargo {
+    /// Whose gradients are in the chunks that follow.
+    Contributors,
     /// A chunk of the aggregate, by its place on the shard.
     Chunk(usize),
     /// The list of workers whose pushes are complete in it: the last frame of an aggregate.
@@ -65,6 +72,29 @@ impl Flights {
         flight
     }
 
+    /// A frame that says whose gradients are in the next chunks, unless that was said last.
+    pub(super) fn announce(&mut self, aggregate: AggregateId, workers: Vec<WorkerId>) -> Option<Flight> {
+        if *self.announced == *workers {
+            return None;
+        }
+        let flight = self.launch(aggregate, Cargo::Contributors);
+        self.announced = workers.into();
+        self.sets.push_back((flight.number, self.announced.clone()));
+        Some(flight)
+    }
+
+    /// The workers that a frame names.
+    pub(super) fn contributors(&self, number: u64) -> &[WorkerId] {
+        let at = self.sets.binary_search_by_key(&number, |(number, _)| *number);
+        at.map_or(&[], |at| &self.sets[at].1)
+    }
+
+    /// Gives up everything. Frames are numbered from the beginning; numbers of aggregates are not used again.
+    pub(super) fn begin_anew(&mut self) -> impl Iterator<Item = Aggregate> + use<> {
+        let fresh = Flights { last_id: self.last_id, ..Flights::default() };
+        std::mem::replace(self, fresh).aggregates.into_values()
+    }
+
     /// Frames that the shard has not noted, oldest first.
     pub(super) fn frames(&self) -> impl Iterator<Item = Flight> + '_ {
         self.frames.iter().copied()
@@ -75,6 +105,9 @@ impl Flights {
     pub(super) fn take_noted(&mut self, number: u64) -> Option<Aggregate> {
         while self.frames.front().is_some_and(|flight| flight.number <= number) {
             let flight = self.frames.pop_front()?;
+            if flight.cargo == Cargo::Contributors {
+                self.sets.pop_front();
+            }
             if flight.cargo == Cargo::Completed
                 && let Some(aggregate) = self.aggregates.remove(&flight.aggregate)
             {
@@ -124,6 +157,10 @@ impl Flights {
         if let Some(flight) = self.frames.iter().find(|flight| self.get(flight.aggregate).is_none()) {
             return Err(format!("{flight:?} is of an aggregate that is not there"));
         }
+        let naming = self.frames.iter().filter(|flight| flight.cargo == Cargo::Contributors);
+        if !naming.map(|flight| flight.number).eq(self.sets.iter().map(|(number, _)| *number)) {
+            return Err("frames that name workers and the sets of these do not fit".into());
+        }
         let of = self.deadline_of.iter().map(|(&id, &at)| (at, id)).collect::<BTreeSet<_>>();
         if of != self.deadlines {
             return Err("deadlines are not those of the aggregates".into());
@@ -164,6 +201,27 @@ mod tests {
         assert!(flights.take_noted(3).is_none() && flights.get(ids[0]).is_none());
         assert!(flights.get(ids[1]).is_some());
         assert_eq!((flights.launch(ids[1], Cargo::Completed).number, flights.check()), (4, Ok(())));
+    }
+
+    #[test]
+    fn workers_are_named_when_they_are_others_than_before() {
+        let mut flights = Flights::default();
+        let id = flights.open(aggregate(0));
+        let [one, both] = [vec![WorkerId(1)], vec![WorkerId(1), WorkerId(2)]];
+        let numbers = [&one, &one, &both, &one].map(|workers| {
+            let named = flights.announce(id, workers.clone()).map(|flight| flight.number);
+            flights.launch(id, Cargo::Chunk(0));
+            named
+        });
+        assert_eq!((numbers, flights.check()), ([Some(1), None, Some(4), Some(6)], Ok(())));
+        assert_eq!((flights.contributors(4), flights.contributors(1)), (both.as_slice(), one.as_slice()));
+        assert!(flights.take_noted(5).is_none());
+        assert_eq!((flights.contributors(6), flights.check()), (one.as_slice(), Ok(())));
+        // What was said last holds until something else is said, but for one who knows nothing of it.
+        assert!(flights.announce(id, one.clone()).is_none());
+        assert_eq!((flights.begin_anew().count(), flights.check()), (1, Ok(())));
+        let next = flights.open(aggregate(0));
+        assert!(next > id && flights.announce(next, one).is_some_and(|flight| flight.number == 1));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub(super) struct Lowers {
     /// What was taken of each, and what was refused.
     pub(super) taken: Aggregators,
+    sessions: BTreeMap<AggregatorId, u64>,
     connected: BTreeSet<AggregatorId>,
     /// Lists that were not noted, oldest first.
     lists: BTreeMap<AggregatorId, VecDeque<List>>,
@@ -27,24 +28,31 @@ struct List {
 }
 
 impl Lowers {
+    /// Of a process whose sessions are told apart from those of others by this.
+    pub(super) fn with_seed(seed: u64) -> Lowers {
+        Lowers { taken: Aggregators::with_seed(seed), ..Lowers::default() }
+    }
+
     /// One of them says hello.
     pub(super) fn accept(
         &mut self,
         id: AggregatorId,
         process: ProcessId,
         incarnation: u64,
-        again: bool,
-    ) -> Result<(), Refusal> {
-        if again && !self.lists.contains_key(&id) {
-            let reason = format!(
-                "this aggregator was started anew, and what it held of {id} is lost; start the job anew"
-            );
-            return Err(Refusal { reason, retry: false });
+    ) -> Result<u64, Refusal> {
+        let session = self.taken.accept(id, process, incarnation)?;
+        // Lists of an earlier session are noted by nobody.
+        if self.sessions.insert(id, session) != Some(session) {
+            self.lists.insert(id, VecDeque::new());
         }
-        self.taken.accept(id, process, incarnation)?;
-        self.lists.entry(id).or_default();
         self.connected.insert(id);
-        Ok(())
+        Ok(session)
+    }
+
+    /// One of them is to give up what was not noted.
+    pub(super) fn end_session(&mut self, id: AggregatorId) {
+        self.taken.end_session(id);
+        self.disconnect(id);
     }
 
     /// All that have ever been here.
@@ -58,11 +66,14 @@ impl Lowers {
 
     pub(super) fn disconnect(&mut self, id: AggregatorId) {
         self.connected.remove(&id);
+        self.taken.lose(id);
     }
 
     /// All connections are closed. Those that had one.
     pub(super) fn disconnect_all(&mut self) -> BTreeSet<AggregatorId> {
-        std::mem::take(&mut self.connected)
+        let connected = std::mem::take(&mut self.connected);
+        connected.iter().for_each(|id| self.taken.lose(*id));
+        connected
     }
 
     /// A list is here. Without workers whose pushes wait for the shard it is settled.
@@ -74,6 +85,19 @@ impl Lowers {
     pub(super) fn is_waiting(&self, id: AggregatorId, number: u64) -> bool {
         let lists = self.lists.get(&id);
         lists.is_some_and(|lists| lists.iter().any(|list| list.completed.subject.request == number))
+    }
+
+    /// The session of one of them.
+    pub(super) fn session(&self, id: AggregatorId) -> u64 {
+        self.sessions.get(&id).copied().unwrap_or(0)
+    }
+
+    /// Nothing of them is known here any more.
+    pub(super) fn begin_anew(&mut self) {
+        self.taken.forget_all();
+        self.sessions.clear();
+        self.connected.clear();
+        self.lists.clear();
     }
 
     /// The shard has everything that is in a list.
@@ -113,7 +137,7 @@ mod tests {
     #[test]
     fn lists_are_noted_in_their_order() {
         let mut lowers = Lowers::default();
-        lowers.accept(ID, ProcessId(5), 5, false).unwrap();
+        lowers.accept(ID, ProcessId(5), 5).unwrap();
         for number in [3, 5, 9] {
             lowers.add(ID, list(number), false);
         }
@@ -126,12 +150,16 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_connected_to_another_process_is_refused() {
+    fn another_session_begins_without_lists() {
         let mut lowers = Lowers::default();
-        assert!(!lowers.accept(ID, ProcessId(5), 5, true).unwrap_err().retry);
-        lowers.accept(ID, ProcessId(5), 5, false).unwrap();
+        let first = lowers.accept(ID, ProcessId(5), 5).unwrap();
+        lowers.add(ID, list(1), true);
         lowers.disconnect(ID);
-        assert!(lowers.accept(ID, ProcessId(5), 5, true).is_ok() && lowers.is_connected(ID));
-        assert!(lowers.accept(ID, ProcessId(6), 6, false).is_err());
+        assert_eq!(lowers.accept(ID, ProcessId(5), 5), Ok(first));
+        assert!(lowers.is_waiting(ID, 1) && lowers.is_connected(ID));
+        lowers.end_session(ID);
+        assert!(!lowers.is_connected(ID));
+        assert!(lowers.accept(ID, ProcessId(6), 6).is_ok_and(|second| second != first));
+        assert!(!lowers.is_waiting(ID, 1));
     }
 }

@@ -1,6 +1,6 @@
 //! The live workers that reach a shard through an aggregator.
 
-use crate::types::{AggregatorId, WorkerId};
+use crate::types::{AggregatorId, Clock, WorkerId};
 use std::collections::BTreeMap;
 
 /// A worker as frames reach it.
@@ -28,11 +28,29 @@ pub(super) struct Members {
 struct Member {
     is_connected: bool,
     through: Option<AggregatorId>,
+    /// Pushes up to this clock go to the shard as they are.
+    alone_until: Option<Clock>,
 }
 
 impl Members {
     pub(super) fn connect(&mut self, Caller { worker, through }: Caller) {
-        self.members.insert(worker, Member { is_connected: true, through });
+        let alone_until = self.members.get(&worker).and_then(|member| member.alone_until);
+        self.members.insert(worker, Member { is_connected: true, through, alone_until });
+    }
+
+    /// Of pushes up to this clock something may have gone through another process: they are not added up.
+    pub(super) fn stay_alone(&mut self, worker: WorkerId, until: Option<Clock>) {
+        if let Some(member) = self.members.get_mut(&worker) {
+            member.alone_until = until;
+        }
+    }
+
+    /// Whether a push goes to the shard as it is: also where an aggregator below did not add it up.
+    pub(super) fn is_alone(&self, worker: WorkerId, clock: Clock) -> bool {
+        let is_alone = |member: &Member| {
+            member.through.is_some() || member.alone_until.is_some_and(|until| clock <= until)
+        };
+        self.members.get(&worker).is_some_and(is_alone)
     }
 
     /// A worker as frames reach it.

@@ -6,10 +6,12 @@
 
 use super::aggregate::AggregateId;
 use super::aggregation::{AggregateSink, Aggregation};
+use super::lowers::Lowers;
 use super::members::{Caller, Members};
 use super::streams::{Streams, UpdateCodec};
 use super::table::{CodecSeeds, PushIntake, SumCodec, SumPolicy, Table, Way};
 use super::uplink::{Out, Peers, Uplink};
+use crate::address::Addresses;
 use crate::intake::{PushFrame, Taken};
 use crate::limits;
 use crate::link::Link;
@@ -31,6 +33,8 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub(super) struct ShardProxy {
     uplink: Uplink,
+    /// The session that the shard or the aggregator above has named.
+    session: Option<u64>,
     members: Members,
     /// Workers that left the job while they were connected through an aggregator below.
     left_through: BTreeMap<WorkerId, AggregatorId>,
@@ -73,15 +77,17 @@ impl ShardProxy {
         connection: ConnectionId,
         link: Link,
         tables: Vec<Table>,
+        lowers: Lowers,
         log_bytes: usize,
     ) -> ShardProxy {
         let intakes = tables.iter().map(|_| PushIntake::new(None, NonFinite::default())).collect();
         let answer_types = tables.iter().map(|_| None).collect();
         ShardProxy {
             uplink: Uplink::new(shard, connection, link, tables.len()),
+            session: None,
             members: Members::default(),
             left_through: BTreeMap::new(),
-            aggregation: Aggregation::new(place, tables),
+            aggregation: Aggregation::new(place, tables, lowers),
             intakes,
             streams: Streams::new(shard, log_bytes),
             answer_types,
@@ -129,14 +135,13 @@ impl ShardProxy {
     }
 
     /// A worker says hello.
-    pub(super) fn accept(&mut self, worker: WorkerId, again: bool, out: &mut Out<'_>) -> Result<(), Refusal> {
+    pub(super) fn accept(
+        &mut self,
+        worker: WorkerId,
+        pushed: Option<Clock>,
+        out: &mut Out<'_>,
+    ) -> Result<(), Refusal> {
         let shard = self.shard();
-        if again && !self.members.contains(worker) {
-            let reason = format!(
-                "this aggregator was started anew, and what it held of {worker} for {shard} is lost; start the job anew"
-            );
-            return Err(Refusal { reason, retry: false });
-        }
         if !self.uplink.link.is_up() {
             let reason = format!("{shard} is not connected to this aggregator");
             return Err(Refusal { reason, retry: true });
@@ -144,7 +149,11 @@ impl ShardProxy {
         let caller = Caller::direct(worker);
         // A connection that this one takes the place of may have followed streams.
         self.streams.forget(self.uplink.connection_of(caller), &self.uplink, out);
+        let is_known = self.members.contains(worker);
         self.members.connect(caller);
+        if !is_known {
+            self.members.stay_alone(worker, pushed);
+        }
         Ok(())
     }
 
@@ -154,16 +163,15 @@ impl ShardProxy {
         id: AggregatorId,
         process: ProcessId,
         incarnation: u64,
-        again: bool,
         out: &mut Out<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<u64, Refusal> {
         if !self.uplink.link.is_up() {
             let reason = format!("{} is not connected to this aggregator", self.shard());
             return Err(Refusal { reason, retry: true });
         }
-        self.aggregation.lowers.accept(id, process, incarnation, again)?;
+        let session = self.aggregation.lowers.accept(id, process, incarnation)?;
         self.streams.forget(ConnectionId::LowerFor(id, self.shard()), &self.uplink, out);
-        Ok(())
+        Ok(session)
     }
 
     /// The connection to an aggregator below is gone, and its workers' with it. It sends again what was not noted.
@@ -173,7 +181,7 @@ impl ShardProxy {
         self.members.through(id).into_iter().for_each(|worker| self.lose_worker(worker, out));
     }
 
-    /// Whether an aggregator above is to be told that it was connected before.
+    /// Whether it was connected before.
     pub(super) fn was_up(&self) -> bool {
         self.uplink.link.was_up()
     }
@@ -232,9 +240,16 @@ impl ShardProxy {
         aggregation.remove_worker(worker, intakes, &mut Peers { members, uplink, out });
     }
 
-    /// The shard can be reached (again).
-    pub(super) fn connected(&mut self, out: &mut Out<'_>) {
+    /// The shard, or the aggregator above, can be reached (again). In another session everything begins anew: all connections to this
+    /// aggregator were closed with the last one to the shard, and who comes back is not known.
+    pub(super) fn connected(&mut self, session: u64, out: &mut Out<'_>) {
         self.uplink.link.connected();
+        if self.session.replace(session).is_some_and(|before| before != session) {
+            self.members = Members::default();
+            self.left_through.clear();
+            self.intakes.iter_mut().for_each(PushIntake::forget_all);
+            self.aggregation.begin_anew();
+        }
         let ShardProxy { uplink, members, aggregation, .. } = self;
         aggregation.send_all(&mut Peers { members, uplink, out });
     }
@@ -255,6 +270,19 @@ impl ShardProxy {
             self.streams.forget(connection, &self.uplink, out);
             out.outputs.push_back(Output::Disconnect { connection });
         }
+    }
+
+    /// The shard is reached at these addresses from now on. Where they are others, the connection is made anew.
+    pub(super) fn follow(&mut self, now: Time, addresses: Addresses, out: &mut Out<'_>) {
+        if *self.uplink.link.addresses() == addresses {
+            return;
+        }
+        let connection = self.uplink.connection();
+        if self.uplink.link.is_up() {
+            out.outputs.push_back(Output::Disconnect { connection });
+            self.disconnected(now, &Lost::Broken("the shard is served by another process".into()), out);
+        }
+        self.uplink.link.move_to(now, addresses);
     }
 
     /// Keeps the connection, and ends aggregates that were held long enough. The sentence of a link that is overdue.
@@ -364,6 +392,14 @@ impl ShardProxy {
                 let fault = Fault { cause: Cause::NotAMember, message };
                 self.refuse(caller, header.table, header.request, &fault, out);
             }
+            Some(FromAggregator::Contributors { number }) => {
+                let taken = &mut self.aggregation.lowers.taken;
+                match (taken.take_turn(id, number), group::decode_ranks(payload)) {
+                    (Turn::Next, Ok(workers)) => taken.set_contributors(id, workers),
+                    (Turn::Next, Err(error)) => out.log(format!("{id}: {error}")),
+                    _ => {}
+                }
+            }
             Some(FromAggregator::Sum(sum)) => self.handle_sum(now, id, &sum, payload, out),
             Some(FromAggregator::Completed(list)) => self.handle_list(now, id, &list, payload, live, out),
             // A worker that was started anew may have come another way before this is heard.
@@ -391,7 +427,11 @@ impl ShardProxy {
         }
         let peers = &mut Peers { members, uplink, out };
         match aggregation.take_sum(now, id, sum, payload, &mut intakes[number], peers) {
-            Ok(()) => aggregation.lowers.taken.note_taken(id, sum),
+            Ok(true) => aggregation.lowers.taken.note_taken(id, sum),
+            Ok(false) => {
+                aggregation.lowers.end_session(id);
+                self.drop_lower(id, out);
+            }
             Err(fault) => {
                 let of = (sum.subject.table, sum.clock);
                 aggregation.lowers.taken.note_refused(id, of, sum.attempt, fault);
@@ -486,10 +526,16 @@ impl ShardProxy {
         let (number, clock) = (frame.push.subject.table.0 as usize, frame.push.clock);
         let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
         let way = match aggregation.table(number) {
-            Some(table) => table.way(frame.worker, frame.push, &intakes[number])?,
+            Some(table) => {
+                let is_alone = members.is_alone(frame.worker, clock);
+                table.way(frame.worker, frame.push, is_alone, &intakes[number])?
+            }
             None => Way::Past { is_new: false },
         };
         if let Way::Past { is_new } = way {
+            if is_new {
+                aggregation.end_with(number, frame.worker, clock, &mut Peers { members, uplink, out });
+            }
             if let Some(table) = aggregation.table_mut(number).filter(|_| is_new) {
                 table.begin_passing(frame.worker, clock);
             }

@@ -187,12 +187,13 @@ impl Table {
         Fault { cause, message: format!("table `{}`: {what}", self.layout.name()) }
     }
 
-    /// The way that a push goes. One that is sent again goes the way it went before, and the pushes of a worker never
+    /// The way that a push goes. One that is to stay alone is not added up. One that is sent again goes the way it went before, and the pushes of a worker never
     /// overtake each other.
     pub(super) fn way(
         &self,
         worker: WorkerId,
         push: &frame::Push,
+        is_alone: bool,
         intake: &PushIntake,
     ) -> Result<Way, Fault> {
         // The shard refuses what does not fit the table.
@@ -204,8 +205,12 @@ impl Table {
         let was_passed = passed.is_some_and(|passed| {
             passed.under_way.contains(&clock) || passed.done.is_some_and(|done| clock <= done && !is_done)
         });
-        if was_passed {
+        if was_passed || is_alone && push.piece.sequence > 0 {
             return Ok(Way::Past { is_new: false });
+        }
+        let passing = passed.map_or(0, |passed| passed.under_way.len());
+        if is_alone {
+            return self.pass(worker, passing);
         }
         let is_under_way = intake.under_way(worker).is_some_and(|push| push.clock() == clock)
             || intake.has_factors(worker, clock);
@@ -213,15 +218,27 @@ impl Table {
         if is_done || push.piece.sequence > 0 || is_under_way {
             return Ok(Way::Up);
         }
-        let passing = passed.map_or(0, |passed| passed.under_way.len());
         if passing == 0 && (self.unnoted(worker) > 0 || self.policy.adds_up) {
             return Ok(Way::Up);
         }
+        self.pass(worker, passing)
+    }
+
+    /// A push is passed on, unless as many of its worker are under way as may be.
+    fn pass(&self, worker: WorkerId, passing: usize) -> Result<Way, Fault> {
         if passing >= limits::MAX_HELD_PUSHES {
             let what = format!("{passing} pushes of {worker} are under way; wait for them before pushing on");
             return Err(self.fault(Cause::TooFarAhead, what));
         }
         Ok(Way::Past { is_new: true })
+    }
+
+    /// Whether a push was passed on, or is.
+    pub(super) fn is_passed(&self, worker: WorkerId, clock: Clock) -> bool {
+        let is_it = |passed: &Passed| {
+            passed.under_way.contains(&clock) || passed.done.is_some_and(|done| clock <= done)
+        };
+        self.passed.get(&worker).is_some_and(is_it)
     }
 
     /// A push begins to be passed on.
@@ -288,7 +305,7 @@ impl Table {
     /// How far a worker is with its push of a clock. One that went on to a later clock will not come back to it.
     pub(super) fn position(&self, worker: WorkerId, clock: Clock, intake: &PushIntake) -> usize {
         let all = self.layout.chunks().len();
-        if self.is_done(worker, clock) {
+        if self.is_done(worker, clock) || self.is_passed(worker, clock) {
             return all;
         }
         match intake.under_way(worker) {
@@ -328,6 +345,15 @@ impl Table {
     /// The first clock of which nothing of an earlier process of a worker was here.
     pub(super) fn first_clock(&self, worker: WorkerId) -> Clock {
         self.departed.get(&worker).map_or(0, |clock| clock.saturating_add(1))
+    }
+
+    /// What was here is given up, and comes again.
+    pub(super) fn begin_anew(&mut self) {
+        self.done.clear();
+        self.unnoted.clear();
+        self.passed.clear();
+        self.attempts.clear();
+        self.open.clear();
     }
 
     /// The aggregate that gradients of a clock go to.
@@ -511,7 +537,7 @@ mod tests {
             let (table, intake) = table(adds_up);
             let way = if adds_up { Way::Up } else { Way::Past { is_new: true } };
             for clock in [0, 1, 0] {
-                assert_eq!(table.way(WORKER, &first_frame(clock), &intake), Ok(way));
+                assert_eq!(table.way(WORKER, &first_frame(clock), false, &intake), Ok(way));
             }
         }
     }
@@ -521,7 +547,7 @@ mod tests {
         let (mut table, intake) = table(false);
         table.begin_passing(WORKER, 0);
         table.set_policy(SumPolicy { adds_up: true, ..SumPolicy::default() });
-        let way = |table: &Table, clock| table.way(WORKER, &first_frame(clock), &intake);
+        let way = |table: &Table, clock| table.way(WORKER, &first_frame(clock), false, &intake);
         assert_eq!(way(&table, 0), Ok(Way::Past { is_new: false }), "sent again");
         assert_eq!(way(&table, 1), Ok(Way::Past { is_new: true }), "the one before is still on its way");
         table.end_passing(&route(0), true);

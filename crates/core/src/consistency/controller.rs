@@ -253,10 +253,20 @@ struct Due {
 
 impl Controller {
     /// A controller at version 0. All its chance follows from `seed`.
-    pub fn new(mut policy: SyncPolicy, workers: impl IntoIterator<Item = WorkerId>, seed: u64) -> Controller {
-        let mut state = SyncState::default();
-        for worker in workers {
-            state.join(worker, 0);
+    pub fn new(policy: SyncPolicy, workers: impl IntoIterator<Item = WorkerId>, seed: u64) -> Controller {
+        Controller::at(0, policy, workers.into_iter().map(|worker| (worker, 0)), seed)
+    }
+
+    /// A controller at a version, with workers whose next push is of these clocks, none of them before that version.
+    pub fn at(
+        version: Clock,
+        mut policy: SyncPolicy,
+        workers: impl IntoIterator<Item = (WorkerId, Clock)>,
+        seed: u64,
+    ) -> Controller {
+        let mut state = SyncState::empty_at(version);
+        for (worker, next) in workers {
+            state.join(worker, next.max(version));
         }
         policy.model.observe(&state);
         Controller {

@@ -197,6 +197,11 @@ impl SyncState {
         if is_fine { Ok(()) } else { Err("the state of its workers does not fit together".into()) }
     }
 
+    /// The state of nobody at a version.
+    pub(super) fn empty_at(version: Clock) -> SyncState {
+        SyncState { v_train: version, ..SyncState::default() }
+    }
+
     /// The table's version here: every round below it is closed. Also the number of the open round.
     pub fn v_train(&self) -> Clock {
         self.v_train

@@ -1,6 +1,7 @@
 //! Aggregators: who they are and where. The job goes on whether they are here or not; workers that were told to go
 //! through one wait for it themselves.
 
+use super::memory::AggregatorState;
 use crate::address::Addresses;
 use crate::limits;
 use crate::standstill::Standstill;
@@ -30,12 +31,36 @@ struct Aggregator {
 }
 
 impl Aggregators {
+    /// What has to be remembered of those that are here.
+    pub(super) fn remembered(&self) -> Vec<AggregatorState> {
+        let state = |(id, member): (AggregatorId, &Aggregator)| AggregatorState {
+            id,
+            process: member.process,
+            address: member.address.clone(),
+        };
+        self.connected().map(state).collect()
+    }
+
+    /// Goes on with what was remembered: they are away, and may come back.
+    pub(super) fn restore(&mut self, now: Time, members: &[AggregatorState]) {
+        for AggregatorState { id, process, address } in members {
+            let member = Aggregator {
+                process: *process,
+                address: address.clone(),
+                connected: false,
+                last_heard: now,
+                informed: false,
+                report: AggregatorReport::default(),
+            };
+            self.members.insert(*id, member);
+        }
+    }
+
     pub(super) fn accept(
         &mut self,
         now: Time,
         process: ProcessId,
         wanted: Option<AggregatorId>,
-        is_planned: bool,
     ) -> Result<Welcome, Refusal> {
         let known = self.members.iter().find(|(_, member)| member.process == process).map(|(id, _)| *id);
         let free =
@@ -46,12 +71,17 @@ impl Aggregators {
             return Err(Refusal { reason, retry: false });
         };
         match self.members.get(&id) {
-            Some(member) if member.process != process => {
+            Some(member) if member.process != process && member.connected => {
                 let reason = format!("{id} is another process already; give each its own number, or none");
-                return Err(Refusal { reason, retry: !is_planned });
+                // It may be gone, and not known to be.
+                return Err(Refusal { reason, retry: true });
             }
             Some(member) if member.connected => {
                 return Err(Refusal { reason: format!("{id} is here already"), retry: true });
+            }
+            // It was started anew.
+            Some(member) if member.process != process => {
+                self.members.remove(&id);
             }
             _ => {}
         }
@@ -67,7 +97,7 @@ impl Aggregators {
         member.connected = true;
         member.last_heard = now;
         member.informed = false;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
+        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0, session: 0 })
     }
 
     /// Before the plan an aggregator that goes away leaves its place to another.
@@ -169,19 +199,19 @@ mod tests {
     fn each_process_has_a_number_of_its_own_and_keeps_it() {
         let mut aggregators = Aggregators::default();
         let wanted = Some(AggregatorId(5));
-        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(7), None, false).unwrap()), 0);
-        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(8), wanted, false).unwrap()), 5);
-        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(9), None, false).unwrap()), 1);
+        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(7), None).unwrap()), 0);
+        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(8), wanted).unwrap()), 5);
+        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(9), None).unwrap()), 1);
         assert!(
             aggregators
-                .accept(Time::ZERO, ProcessId(7), None, true)
+                .accept(Time::ZERO, ProcessId(7), None)
                 .unwrap_err()
                 .reason
                 .contains("aggregator 0 is here already")
         );
         aggregators.lose(FIRST, true);
         assert_eq!(
-            id(aggregators.accept(Time::ZERO, ProcessId(7), wanted, true).unwrap()),
+            id(aggregators.accept(Time::ZERO, ProcessId(7), wanted).unwrap()),
             0,
             "it is known by its process"
         );
@@ -189,29 +219,24 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_another_process_is_free_only_before_the_plan() {
+    fn the_number_of_another_process_is_free_when_that_is_gone() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(Time::ZERO, ProcessId(7), None, false).unwrap();
-        for (is_planned, retry) in [(false, true), (true, false)] {
-            let refusal = aggregators.accept(Time::ZERO, ProcessId(8), Some(FIRST), is_planned).unwrap_err();
-            assert!(refusal.retry == retry && refusal.reason.contains("another process"), "{refusal:?}");
-        }
+        aggregators.accept(Time::ZERO, ProcessId(7), None).unwrap();
+        aggregators.take_report(FIRST, AggregatorReport { workers: 3, ..AggregatorReport::default() });
+        let refusal = aggregators.accept(Time::ZERO, ProcessId(8), Some(FIRST)).unwrap_err();
+        assert!(refusal.retry && refusal.reason.contains("another process"), "{refusal:?}");
         aggregators.lose(FIRST, true);
-        assert!(
-            aggregators.accept(Time::ZERO, ProcessId(8), Some(FIRST), true).is_err(),
-            "gradients may be lost with the first one"
-        );
-        aggregators.lose(FIRST, false);
-        assert!(aggregators.accept(Time::ZERO, ProcessId(8), Some(FIRST), false).is_ok());
+        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(8), Some(FIRST)).unwrap()), 0);
+        assert_eq!(aggregators.statuses()[0].report.workers, 0, "nothing is known of it yet");
         let most = AggregatorId(limits::MAX_AGGREGATORS);
-        assert!(!aggregators.accept(Time::ZERO, ProcessId(9), Some(most), false).unwrap_err().retry);
-        assert!(aggregators.accept(Time::ZERO, ProcessId(9), Some(AggregatorId(most.0 - 1)), false).is_ok());
+        assert!(!aggregators.accept(Time::ZERO, ProcessId(9), Some(most)).unwrap_err().retry);
+        assert!(aggregators.accept(Time::ZERO, ProcessId(9), Some(AggregatorId(most.0 - 1))).is_ok());
     }
 
     #[test]
     fn the_status_has_its_address_its_words_and_whether_it_is_here() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(Time::ZERO, ProcessId(7), None, false).unwrap();
+        aggregators.accept(Time::ZERO, ProcessId(7), None).unwrap();
         aggregators.register(FIRST, &"rack:7070".into());
         aggregators.take_report(FIRST, AggregatorReport { workers: 3, ..AggregatorReport::default() });
         let status = &aggregators.statuses()[0];
@@ -226,7 +251,7 @@ mod tests {
     #[test]
     fn the_plan_is_told_once_on_each_connection() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(Time::ZERO, ProcessId(7), None, false).unwrap();
+        aggregators.accept(Time::ZERO, ProcessId(7), None).unwrap();
         assert!(
             aggregators.inform(FIRST) && !aggregators.inform(FIRST) && !aggregators.inform(AggregatorId(9))
         );
@@ -234,7 +259,7 @@ mod tests {
         aggregators.forget_informed(FIRST);
         assert!(aggregators.informed().next().is_none() && aggregators.inform(FIRST));
         aggregators.lose(FIRST, true);
-        aggregators.accept(Time::ZERO, ProcessId(7), None, true).unwrap();
+        aggregators.accept(Time::ZERO, ProcessId(7), None).unwrap();
         assert!(aggregators.informed().next().is_none());
     }
 }

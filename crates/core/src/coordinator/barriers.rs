@@ -1,9 +1,10 @@
 //! Barriers: names that all running workers wait at together.
 
-use super::idlers::{Idlers, Reached};
+use super::idlers::{Idlers, IdlersState, Reached};
 use crate::limits;
 use crate::types::{Clock, ShardId, WorkerId};
 use crate::wire::Control;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The barriers, and the workers that wait at them.
@@ -13,8 +14,15 @@ pub(super) struct Barriers {
     idlers: Idlers,
 }
 
+/// The barriers, as they are remembered.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct BarrierState {
+    workers: BTreeMap<WorkerId, Arrivals>,
+    idlers: IdlersState,
+}
+
 /// Barriers that one worker has arrived at.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Arrivals {
     /// The barriers it waits at, with their numbers.
     waiting: BTreeMap<String, u64>,
@@ -34,6 +42,16 @@ pub(super) enum Arrival {
 }
 
 impl Barriers {
+    /// What has to be remembered: which barriers were reached. Those who wait at others come there again.
+    pub(super) fn remembered(&self) -> BarrierState {
+        BarrierState { workers: self.workers.clone(), idlers: self.idlers.remembered() }
+    }
+
+    /// Goes on with what was remembered.
+    pub(super) fn restore(state: BarrierState) -> Barriers {
+        Barriers { workers: state.workers, idlers: Idlers::restore(state.idlers) }
+    }
+
     /// A worker comes to a barrier, or says again after a broken connection that it is there.
     pub(super) fn arrive(&mut self, worker: WorkerId, name: &str, number: u64) -> Arrival {
         let arrivals = self.workers.entry(worker).or_default();
@@ -78,11 +96,14 @@ impl Barriers {
     }
 
     /// Lets workers go on from the barriers at which all of these are, now that this one has come or left.
-    pub(super) fn settle(&mut self, running: &[WorkerId], last: Option<WorkerId>) {
+    /// Whether there was one.
+    pub(super) fn settle(&mut self, running: &[WorkerId], last: Option<WorkerId>) -> bool {
         let names = self.take_reached(running);
-        if !names.is_empty() {
+        let is_reached = !names.is_empty();
+        if is_reached {
             self.idlers.reach(names, last, |worker| has(&self.workers, worker));
         }
+        is_reached
     }
 
     /// The news for all workers that they may go on from a barrier, once all of these shards wait for their pushes again.

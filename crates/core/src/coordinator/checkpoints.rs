@@ -78,11 +78,12 @@ pub(super) enum Step {
 }
 
 impl Checkpoints {
-    /// The shards have entered the plan of a job that begins with a clock.
+    /// The shards have entered the plan of a job that begins with a clock. So many orders were given before.
     pub(super) fn new(
         now: Time,
         config: &Checkpointing,
         run: u64,
+        orders: u64,
         first: Clock,
         shards: impl Iterator<Item = ShardId>,
     ) -> Checkpoints {
@@ -90,7 +91,7 @@ impl Checkpoints {
             policy: config.policy,
             run,
             shards: shards.collect(),
-            number: 0,
+            number: orders,
             under_way: None,
             complete: config.kept.clone(),
             version: first,
@@ -110,6 +111,11 @@ impl Checkpoints {
     /// The next thing to do.
     pub(super) fn poll(&mut self) -> Option<Step> {
         self.steps.pop_front()
+    }
+
+    /// Orders that were given.
+    pub(super) fn orders(&self) -> u64 {
+        self.number
     }
 
     /// The order that shards follow: one that has lost its connection is told again.
@@ -380,7 +386,7 @@ mod tests {
             resume: None,
             kept: vec![(3, "old".into())],
         };
-        Checkpoints::new(Time::ZERO, &config, 1, 5, (0..2).map(shard))
+        Checkpoints::new(Time::ZERO, &config, 1, 0, 5, (0..2).map(shard))
     }
 
     fn seconds(seconds: f64) -> Time {

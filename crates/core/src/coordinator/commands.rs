@@ -39,7 +39,7 @@ impl Commands {
         }
         self.last_number = self.last_number.wrapping_add(1);
         self.last_heard.insert(self.last_number, now);
-        (Welcome { you: NodeId::Admin(self.last_number), incarnation: 0 }, evicted)
+        (Welcome { you: NodeId::Admin(self.last_number), incarnation: 0, session: 0 }, evicted)
     }
 
     pub(super) fn heard(&mut self, now: Time, number: u32) {

@@ -25,6 +25,8 @@ pub struct JobConfig {
     pub workers: u32,
     /// Servers to wait for.
     pub servers: u32,
+    /// Copies that are kept of every shard on other servers: none or one.
+    pub replicas: u32,
     /// Policies of every table.
     pub policy: Policy,
     /// Exceptions from them.
@@ -59,6 +61,7 @@ impl JobConfig {
             job: job.into(),
             workers,
             servers,
+            replicas: 0,
             policy: Policy::default(),
             overrides: Vec::new(),
             topology: Topology::default(),

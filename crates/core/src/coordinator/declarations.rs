@@ -19,6 +19,14 @@ pub(super) struct Declarations {
 }
 
 impl Declarations {
+    pub(super) fn tables(&self) -> &[TableSpec] {
+        &self.tables
+    }
+
+    pub(super) fn restore(tables: Vec<TableSpec>) -> Declarations {
+        Declarations { tables }
+    }
+
     /// Takes a worker's tables. Those of the first one to declare some are checked, and what those of all others are compared with:
     /// `other` is one of these.
     pub(super) fn take(
@@ -181,10 +189,12 @@ mod tests {
     #[test]
     fn a_plan_that_is_longer_than_a_message_is_refused() {
         let mut declarations = Declarations::default();
-        let shard = |server| ServedShard {
-            shard: ShardId { server: ServerId(server), core: 0 },
-            process: ProcessId(1),
-            addresses: "host:1".into(),
+        let shard = |server| {
+            ServedShard::original(
+                ShardId { server: ServerId(server), core: 0 },
+                ProcessId(1),
+                "host:1".into(),
+            )
         };
         let members = || vec![Member::original(WorkerId(0), 1)];
         let registry = Registry::builtin();

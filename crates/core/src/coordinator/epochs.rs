@@ -3,9 +3,10 @@
 //! A change goes to the shards and aggregators first. Workers hear of it when all of them have entered its epoch, so that what a
 //! worker sends under a new epoch never meets a shard that does not know it.
 
+use super::memory::RunState;
 use crate::standstill::Standstill;
 use crate::types::{AggregatorId, Clock, NodeId, ShardId, Time, WorkerId};
-use crate::wire::{Change, Control, FirstClock, Plan, Standing};
+use crate::wire::{Change, Control, FirstClock, Member, Plan, Standing};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -58,6 +59,48 @@ impl Epochs {
         }
     }
 
+    /// What has to be remembered.
+    pub(super) fn remembered(&self, is_running: bool) -> RunState {
+        let unsettled = self.unsettled.iter().cloned().collect();
+        RunState { settled: self.settled.clone(), unsettled, is_running }
+    }
+
+    /// Goes on with what was remembered: shards, and aggregators that were there, say anew which epoch they have entered, and which
+    /// clocks could be the first ones of joining workers.
+    pub(super) fn restore(
+        now: Time,
+        run: RunState,
+        aggregators: impl Iterator<Item = AggregatorId>,
+    ) -> Epochs {
+        let mut epochs = Epochs::new(run.settled);
+        for (epoch, change) in run.unsettled {
+            epochs.newest.apply(epoch, &change);
+            epochs.unsettled.push_back((epoch, change));
+        }
+        let joining = epochs.newest.live_members().filter(|member| member.standing == Standing::Joining);
+        let clocks = |member: &Member| FirstClocks {
+            incarnation: member.incarnation,
+            at_least: 1,
+            answered: BTreeMap::new(),
+        };
+        epochs.joining = joining.map(|member| (member.worker, clocks(member))).collect();
+        let away = Follower { entered: 0, since: now };
+        epochs.followers.extend(aggregators.map(|id| (NodeId::Aggregator(id), away)));
+        epochs
+    }
+
+    /// Workers that join, whose first clocks are not known.
+    pub(super) fn joining(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        self.joining.keys().copied()
+    }
+
+    /// The first clock of a joining worker is not before this one.
+    pub(super) fn postpone(&mut self, worker: WorkerId, at_least: Clock) {
+        if let Some(clocks) = self.joining.get_mut(&worker) {
+            clocks.at_least = clocks.at_least.max(at_least);
+        }
+    }
+
     /// The newest plan, which shards and aggregators are told.
     pub(super) fn newest(&self) -> &Plan {
         &self.newest
@@ -82,7 +125,7 @@ impl Epochs {
             Change::Joined { worker, .. } | Change::Left { worker } => {
                 self.joining.remove(&worker);
             }
-            Change::Policy(_) => {}
+            Change::Policy(_) | Change::Served { .. } => {}
         }
         self.unsettled.push_back((epoch, change.clone()));
         Control::Change { epoch, change }
@@ -257,7 +300,7 @@ mod tests {
     use crate::policy::{Policies, Policy, PolicyOverride};
     use crate::table::TableSpec;
     use crate::types::{ProcessId, ServerId};
-    use crate::wire::{Member, ServedShard};
+    use crate::wire::ServedShard;
 
     const NOW: Time = Time(1_000_000_000);
 
@@ -267,7 +310,7 @@ mod tests {
 
     fn served(server: u32) -> ServedShard {
         let process = ProcessId(u64::from(server) + 100);
-        ServedShard { shard: shard(server), process, addresses: "host:1".into() }
+        ServedShard::original(shard(server), process, "host:1".into())
     }
 
     fn epochs() -> Epochs {

@@ -6,6 +6,7 @@
 use crate::types::{Clock, ShardId, WorkerId};
 use crate::wire::Control;
 use crate::wire::control::IdleWorker;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The workers that push nothing for now, and what shards know of them.
@@ -23,8 +24,16 @@ pub(super) struct Idlers {
     held: VecDeque<Reached>,
 }
 
+/// What has to be remembered of it. Workers say again that they push nothing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct IdlersState {
+    number: u64,
+    version: Clock,
+    held: VecDeque<Reached>,
+}
+
 /// A barrier that all workers have come to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Reached {
     pub(super) name: String,
     /// The worker that came last, or left instead.
@@ -36,6 +45,17 @@ pub(super) struct Reached {
 }
 
 impl Idlers {
+    pub(super) fn remembered(&self) -> IdlersState {
+        IdlersState { number: self.number, version: self.version, held: self.held.clone() }
+    }
+
+    /// Goes on with what was remembered. Shards are told that rounds wait for everybody: what they know of is not known here.
+    pub(super) fn restore(state: IdlersState) -> Idlers {
+        let number = state.number.saturating_add(1);
+        let held = state.held.into_iter().map(|reached| Reached { number, ..reached }).collect();
+        Idlers { number, told: number, version: state.version, held, ..Idlers::default() }
+    }
+
     /// A worker pushes nothing before this clock; 0 if nothing is known.
     pub(super) fn set(&mut self, worker: WorkerId, until: Clock) {
         let before = match until {

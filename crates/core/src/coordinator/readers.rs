@@ -31,6 +31,17 @@ impl Readers {
         Readers { secret, next: 0, connected: BTreeMap::new() }
     }
 
+    /// How many numbers were given.
+    pub(super) fn given(&self) -> u32 {
+        self.next
+    }
+
+    /// Goes on after so many numbers. Some may have been given after that, of which nothing is remembered: as many as there may be readers are
+    /// left to these.
+    pub(super) fn restore(&mut self, given: u32) {
+        self.next = given.saturating_add(limits::MAX_READERS as u32);
+    }
+
     /// The incarnation of a reader: which process has its number.
     pub(super) fn incarnation(&self, id: WorkerId) -> Option<u64> {
         let number = id.reader_number()?;
@@ -61,7 +72,7 @@ impl Readers {
         let reader = Reader { last_heard: now, informed: false, report: WorkerReport::default() };
         self.connected.insert(id, reader);
         let incarnation = self.incarnation(id).unwrap_or(0);
-        Ok(Welcome { you: NodeId::Worker(id), incarnation })
+        Ok(Welcome { you: NodeId::Worker(id), incarnation, session: 0 })
     }
 
     /// A reader says something. Whether it was told the plan on this connection; `None` for one that is not here.
@@ -164,7 +175,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(10);
 
     fn join(readers: &mut Readers) -> (WorkerId, u64) {
-        let Welcome { you, incarnation } = readers.accept(START, 0, None).unwrap();
+        let Welcome { you, incarnation, .. } = readers.accept(START, 0, None).unwrap();
         let NodeId::Worker(id) = you else { panic!("{you:?}") };
         (id, incarnation)
     }
@@ -180,7 +191,7 @@ mod tests {
         assert_eq!(second, WorkerId::reader(1));
         assert_ne!(incarnation, other);
         let back = readers.accept(START, incarnation, Some(first)).unwrap();
-        assert_eq!(back, Welcome { you: NodeId::Worker(first), incarnation });
+        assert_eq!(back, Welcome { you: NodeId::Worker(first), incarnation, session: 0 });
         assert_eq!(readers.heard(START, first), Some(false), "it may have missed changes");
         assert_eq!(readers.ids().collect::<Vec<_>>(), [first, second]);
         for (wanted, number) in [(first, other), (WorkerId::reader(2), incarnation), (WorkerId(0), 0)] {

@@ -17,6 +17,14 @@ pub(super) struct Scheduler {
     open: VecDeque<Release>,
 }
 
+/// How far a worker is whose scheduler is gone.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Resumed {
+    pub(super) clock: Clock,
+    /// Its pushes of that clock are with all servers.
+    pub(super) is_pushed: bool,
+}
+
 /// A worker may pull after a clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Release {
@@ -37,6 +45,24 @@ impl Scheduler {
         let mut controller = Controller::new(policy, workers, seed);
         controller.begin_at(first);
         Scheduler { controller, waiting: BTreeMap::new(), open: VecDeque::new() }
+    }
+
+    /// A scheduler in place of one that is gone: these workers have last said that they pushed these clocks, or have yet to push them.
+    pub(super) fn resume(
+        now: Time,
+        policy: SyncPolicy,
+        seed: u64,
+        workers: &BTreeMap<WorkerId, Resumed>,
+    ) -> Scheduler {
+        let version = workers.values().map(|resumed| resumed.clock).min().unwrap_or(0);
+        // Rounds before the clock that a worker was last heard of count as done: it said so once.
+        let next = workers.iter().map(|(worker, resumed)| (*worker, resumed.clock));
+        let controller = Controller::at(version, policy, next, seed);
+        let mut scheduler = Scheduler { controller, waiting: BTreeMap::new(), open: VecDeque::new() };
+        for (worker, resumed) in workers.iter().filter(|(_, resumed)| resumed.is_pushed) {
+            scheduler.pushed(now, *worker, resumed.clock);
+        }
+        scheduler
     }
 
     pub(super) fn pushed(&mut self, now: Time, worker: WorkerId, clock: Clock) {
@@ -76,7 +102,7 @@ impl Scheduler {
     pub(super) fn apply_change(&mut self, now: Time, change: &Change, sync: SyncPolicy) {
         match change {
             // Its first clock was asked for before the change was made.
-            Change::Joining { .. } => {}
+            Change::Joining { .. } | Change::Served { .. } => {}
             Change::Joined { worker, clock } => self.controller.set_first_clock(*worker, *clock),
             Change::Left { worker } => {
                 self.waiting.remove(worker);

@@ -1,11 +1,12 @@
 //! The job's servers and their data cores.
 
+use super::replication::Primary;
 use crate::address::Addresses;
 use crate::limits;
 use crate::standstill::Standstill;
 use crate::status::ShardReport;
 use crate::types::{NodeId, ProcessId, ServerId, ShardId, Time};
-use crate::wire::{Refusal, ServedShard, Welcome};
+use crate::wire::{Plan, Refusal, ServedShard, Welcome};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -55,6 +56,15 @@ impl Shard {
     }
 }
 
+/// What a data core is for.
+#[derive(Debug, PartialEq)]
+pub(super) enum Place {
+    /// It serves a shard.
+    Serves(Welcome),
+    /// The job's shards are served by others.
+    Spare,
+}
+
 /// A data core that says hello.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caller {
@@ -69,16 +79,45 @@ impl Servers {
         Servers { expected, processes: BTreeMap::new(), shards: BTreeMap::new() }
     }
 
-    pub(super) fn accept(&mut self, now: Time, caller: Caller, is_planned: bool) -> Result<Welcome, Refusal> {
+    /// The servers of a plan, which are away and come back.
+    pub(super) fn restore(&mut self, now: Time, served: &[ServedShard]) {
+        for ServedShard { shard, process, addresses, .. } in served {
+            let entry = self.processes.entry(shard.server).or_insert(Process { id: *process, cores: 0 });
+            entry.cores += 1;
+            // They come back when they notice: a copy does not take over before.
+            let since = now + limits::SHARDS_RETURN;
+            let (addresses, lost_since) = (Some(addresses.clone()), Some(since));
+            self.shards
+                .insert(*shard, Shard { addresses, lost_since, last_heard: since, ..Shard::default() });
+        }
+    }
+
+    /// A data core says hello. Once there is a plan it says who serves a shard.
+    pub(super) fn accept(
+        &mut self,
+        now: Time,
+        caller: Caller,
+        plan: Option<&Plan>,
+    ) -> Result<Place, Refusal> {
         let Caller { process, server: wanted, core, cores } = caller;
         let refuse = |reason| Err(Refusal { reason, retry: false });
         let expected = self.expected;
         let known = self.processes.iter().find(|(_, known)| known.id == process).map(|(id, _)| *id);
         let free = || (0..expected).map(ServerId).find(|id| !self.processes.contains_key(id));
-        let Some(server) = known.or(wanted).or_else(free) else {
-            return refuse(format!("all {expected} servers of the job are here already"));
-        };
-        let id = ShardId { server, core };
+        let place = wanted.or(known).or_else(free).map(|server| ShardId { server, core });
+        if let Some(plan) = plan {
+            let served = wanted.and(place).and_then(|id| plan.served(id));
+            return match served {
+                Some(served) if served.process == process => self.welcome(now, served.shard, process),
+                Some(served) if served.copy.is_none() && !self.is_connected(served.shard) => refuse(format!(
+                    "{} ended with its parameters while the job ran; start the job anew, or keep copies with `--replicas 1`",
+                    served.shard.server
+                )),
+                _ => Ok(Place::Spare),
+            };
+        }
+        let Some(id) = place else { return Ok(Place::Spare) };
+        let server = id.server;
         if server.0 >= expected || core >= cores || cores > limits::MAX_CORES {
             return refuse(format!(
                 "{id} of {cores} is out of range: the job has {expected} servers of at most {} cores",
@@ -89,29 +128,36 @@ impl Servers {
             Some(found) if found.id == process && found.cores != cores => {
                 return refuse(format!("{server} has {} cores, not {cores}", found.cores));
             }
-            Some(found) if found.id == process => {}
-            Some(_) if !is_planned => {
+            Some(found) if found.id != process => {
                 // The other one may be about to be given up.
                 let reason =
                     format!("{server} is another process already; give each its own number, or none");
                 return Err(Refusal { reason, retry: true });
             }
-            _ if is_planned => {
-                return refuse(format!(
-                    "{server} ended with its parameters while the job ran; start the job anew"
-                ));
-            }
             _ => {}
         }
+        self.processes.entry(server).or_insert(Process { id: process, cores });
+        self.welcome(now, id, process)
+    }
+
+    fn welcome(&mut self, now: Time, id: ShardId, process: ProcessId) -> Result<Place, Refusal> {
         if self.shards.get(&id).is_some_and(|shard| shard.lost_since.is_none()) {
             return Err(Refusal { reason: format!("{id} is here already"), retry: true });
         }
-        self.processes.entry(server).or_insert(Process { id: process, cores });
         let shard = self.shards.entry(id).or_default();
         shard.lost_since = None;
         shard.last_heard = now;
         shard.informed = false;
-        Ok(Welcome { you: NodeId::Shard(id), incarnation: process.0 })
+        Ok(Place::Serves(Welcome { you: NodeId::Shard(id), incarnation: process.0, session: 0 }))
+    }
+
+    /// How the process that serves a shard stands.
+    pub(super) fn primary(&self, id: ShardId) -> Primary {
+        let shard = self.shards.get(&id);
+        Primary {
+            lost_since: shard.map_or(Some(Time::ZERO), |shard| shard.lost_since),
+            last_heard: shard.map_or(Time::ZERO, |shard| shard.last_heard),
+        }
     }
 
     /// Before the plan a server that goes away leaves its place to another; after it, its parameters may be gone.
@@ -180,10 +226,12 @@ impl Servers {
 
     /// Every shard, with the process that serves it. The servers must be complete.
     pub(super) fn served(&self) -> Vec<ServedShard> {
-        let served = |(id, shard): (&ShardId, &Shard)| ServedShard {
-            shard: *id,
-            process: self.processes[&id.server].id,
-            addresses: shard.addresses.clone().expect("a complete server is registered"),
+        let served = |(id, shard): (&ShardId, &Shard)| {
+            ServedShard::original(
+                *id,
+                self.processes[&id.server].id,
+                shard.addresses.clone().expect("a complete server is registered"),
+            )
         };
         self.shards.iter().map(served).collect()
     }
@@ -256,8 +304,12 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::Part;
+    use crate::policy::Policy;
     use crate::status::{TableReport, WaitReport};
+    use crate::table::TableSpec;
     use crate::types::WorkerId;
+    use crate::wire::Member;
 
     const START: Time = Time(0);
 
@@ -269,11 +321,37 @@ mod tests {
         ShardId { server: ServerId(server), core }
     }
 
+    /// The number that a core is given.
+    fn accepted(servers: &mut Servers, caller: Caller, plan: Option<&Plan>) -> NodeId {
+        match servers.accept(Time::ZERO, caller, plan) {
+            Ok(Place::Serves(welcome)) => welcome.you,
+            other => panic!("it serves a shard, and was told {other:?}"),
+        }
+    }
+
+    /// The plan of servers that are complete.
+    fn plan(servers: &Servers) -> Plan {
+        Plan {
+            epoch: Plan::FIRST_EPOCH,
+            tables: vec![TableSpec::dense("w", [1])],
+            parts: vec![vec![Part { server: ServerId(0), start: 0, len: 1 }]],
+            whole: vec![],
+            shards: servers.served(),
+            workers: 1,
+            members: vec![Member::original(WorkerId(0), 1)],
+            policy: Policy::default(),
+            overrides: vec![],
+            switches: vec![],
+            seed: 0,
+            resumed: None,
+        }
+    }
+
     /// Two servers of two cores, told where they are reached.
     fn complete() -> Servers {
         let mut servers = Servers::new(2);
         for (process, core) in [(7, 0), (8, 0), (8, 1), (7, 1)] {
-            let you = servers.accept(Time::ZERO, caller(process, core), false).unwrap().you;
+            let you = accepted(&mut servers, caller(process, core), None);
             assert_eq!(
                 you,
                 NodeId::Shard(shard(process as u32 - 7, core)),
@@ -287,8 +365,8 @@ mod tests {
         servers
     }
 
-    fn refusal(servers: &mut Servers, caller: Caller, is_planned: bool) -> Refusal {
-        servers.accept(Time::ZERO, caller, is_planned).expect_err("it is refused")
+    fn refusal(servers: &mut Servers, caller: Caller, plan: Option<&Plan>) -> Refusal {
+        servers.accept(Time::ZERO, caller, plan).expect_err("it is refused")
     }
 
     #[test]
@@ -305,40 +383,49 @@ mod tests {
     #[test]
     fn who_does_not_fit_the_job_is_told_why() {
         let mut servers = complete();
-        let third = refusal(&mut servers, caller(9, 0), false);
-        assert!(!third.retry && third.reason.contains("all 2 servers"), "{third:?}");
-        let cores = refusal(&mut servers, Caller { cores: 3, ..caller(7, 2) }, false);
+        assert_eq!(servers.accept(Time::ZERO, caller(9, 0), None), Ok(Place::Spare), "all servers are here");
+        let cores = refusal(&mut servers, Caller { cores: 3, ..caller(7, 2) }, None);
         assert!(!cores.retry && cores.reason.contains("server 0 has 2 cores, not 3"), "{cores:?}");
-        let again = refusal(&mut servers, caller(7, 1), false);
+        let again = refusal(&mut servers, caller(7, 1), None);
         assert!(again.retry && again.reason.contains("is here already"), "{again:?}");
         let mut servers = Servers::new(2);
         let most = limits::MAX_CORES;
         for (server, core, cores) in [(2, 0, 1), (0, 2, 2), (0, 0, most + 1)] {
             let caller = Caller { process: ProcessId(7), server: Some(ServerId(server)), core, cores };
-            let range = refusal(&mut servers, caller, false);
+            let range = refusal(&mut servers, caller, None);
             assert!(!range.retry && range.reason.contains("is out of range"), "{range:?}");
         }
         let largest =
             Caller { process: ProcessId(7), server: Some(ServerId(1)), core: most - 1, cores: most };
-        assert!(servers.accept(Time::ZERO, largest, false).is_ok());
+        assert!(servers.accept(Time::ZERO, largest, None).is_ok());
     }
 
     #[test]
     fn another_process_takes_the_place_of_a_server_only_before_there_are_parameters() {
         let mut servers = complete();
         let other = Caller { server: Some(ServerId(1)), ..caller(9, 0) };
-        assert!(refusal(&mut servers, other, false).retry, "the other one may be about to be given up");
+        assert!(refusal(&mut servers, other, None).retry, "the other one may be about to be given up");
         servers.lose(START, shard(1, 0), false);
-        assert!(refusal(&mut servers, other, false).retry, "its other core is still here");
+        assert!(refusal(&mut servers, other, None).retry, "its other core is still here");
         servers.lose(START, shard(1, 1), false);
-        assert!(servers.accept(Time::ZERO, other, false).is_ok());
+        assert!(servers.accept(Time::ZERO, other, None).is_ok());
 
         let mut servers = complete();
+        let mut plan = plan(&servers);
+        assert_eq!(servers.accept(Time::ZERO, other, Some(&plan)), Ok(Place::Spare));
         servers.lose(START, shard(1, 0), true);
         servers.lose(START, shard(1, 1), true);
-        let late = refusal(&mut servers, other, true);
+        let late = refusal(&mut servers, other, Some(&plan));
         assert!(!late.retry && late.reason.contains("ended with its parameters"), "{late:?}");
-        assert!(servers.accept(Time::ZERO, caller(8, 0), true).is_ok(), "the process itself comes back");
+        let own = Caller { server: Some(ServerId(1)), ..caller(8, 0) };
+        assert_eq!(accepted(&mut servers, own, Some(&plan)), NodeId::Shard(shard(1, 0)), "it comes back");
+        // The other core's shard has a copy, which is about to take over.
+        plan.shards[3].copy = Some(ProcessId(7));
+        let other = Caller { core: 1, ..other };
+        assert_eq!(servers.accept(Time::ZERO, other, Some(&plan)), Ok(Place::Spare));
+        plan.shards[3].process = ProcessId(7);
+        let own = Caller { core: 1, ..own };
+        assert_eq!(servers.accept(Time::ZERO, own, Some(&plan)), Ok(Place::Spare), "it is served elsewhere");
     }
 
     #[test]
@@ -349,7 +436,9 @@ mod tests {
         assert_eq!(servers.informed().collect::<Vec<_>>(), [id]);
         servers.lose(START, id, true);
         assert_eq!(servers.informed().count(), 0);
-        servers.accept(Time::ZERO, caller(7, 1), true).unwrap();
+        let plan = plan(&servers);
+        let own = Caller { server: Some(ServerId(0)), ..caller(7, 1) };
+        accepted(&mut servers, own, Some(&plan));
         assert!(servers.inform(id));
         servers.forget_informed(id);
         assert_eq!(servers.informed().count(), 0);
@@ -358,6 +447,7 @@ mod tests {
     #[test]
     fn a_shard_that_is_away_for_too_long_ends_the_job_by_name() {
         let (mut servers, standstill) = (complete(), Standstill::default());
+        let plan = plan(&servers);
         assert_eq!((servers.next_deadline(&standstill), servers.overdue(START, &standstill)), (None, None));
         let lost = Time::from_secs_f64(5.0);
         servers.lose(lost, shard(1, 1), true);
@@ -366,7 +456,8 @@ mod tests {
         assert_eq!(servers.overdue(Time(over.0 - 1), &standstill), None);
         let sentence = servers.overdue(over, &standstill).unwrap();
         assert!(sentence.contains(&format!("{} at host:1 is away for 30 s", shard(1, 1))), "{sentence}");
-        servers.accept(Time::ZERO, caller(8, 1), true).unwrap();
+        let own = Caller { server: Some(ServerId(1)), ..caller(8, 1) };
+        accepted(&mut servers, own, Some(&plan));
         assert_eq!(servers.overdue(over, &standstill), None, "it came back");
     }
 

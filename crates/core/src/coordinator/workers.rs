@@ -7,8 +7,12 @@ use crate::status::{MemberState, WorkerReport, WorkerStatus};
 use crate::types::{Clock, NodeId, Time, WorkerId};
 use crate::waits::{self, Waited};
 use crate::wire::{Member, Refusal, Welcome};
-use std::collections::{BTreeMap, VecDeque};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// Incarnations of one job at most: all of them are looked over for one that is not known.
+const MOST_DRAWN: u64 = 1 << 24;
 
 /// Every rank that was taken, with the process that has it or had it last.
 #[derive(Debug)]
@@ -22,15 +26,50 @@ pub(super) struct Workers {
     waited_before: Waited,
     /// The worker that declared its tables last; `None` if a server came after it.
     last_ready: Option<WorkerId>,
-    /// The incarnations of some that went away before they took part: they may come again.
-    removed: VecDeque<u64>,
     /// A lower bound of all workers' deadlines. A worker that is heard from moves its own deadline, not this one: with thousands
     /// of workers the earliest is looked for when this time has come.
     earliest: Option<Time>,
     /// Incarnations are drawn, so that none is met by counting or by a stale number. The generator is not a cryptographic
     /// one: this is no authentication.
-    incarnations: Prng,
+    incarnations: Incarnations,
     next_incarnation: u64,
+}
+
+/// The numbers of processes, drawn one after the other. A process that knows one of them was let in by this job, also if its coordinator has
+/// forgotten that: it was started anew before it had remembered it.
+#[derive(Debug)]
+struct Incarnations {
+    secret: u64,
+    prng: Prng,
+    drawn: u64,
+}
+
+impl Incarnations {
+    fn new(secret: u64) -> Incarnations {
+        Incarnations { secret, prng: Prng::new(secret), drawn: 0 }
+    }
+
+    /// A number that is not 0, which stands for a worker that has none yet.
+    fn draw(&mut self) -> u64 {
+        self.drawn += 1;
+        draw_incarnation(&mut self.prng)
+    }
+
+    /// Which of the numbers this is, if it is one.
+    fn position(&self, incarnation: u64) -> Option<u64> {
+        let mut prng = Prng::new(self.secret);
+        (0..self.drawn).find(|_| draw_incarnation(&mut prng) == incarnation)
+    }
+}
+
+/// The process that has a rank, as it is remembered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct RankState {
+    worker: WorkerId,
+    incarnation: u64,
+    life: u32,
+    state: MemberState,
+    declared: bool,
 }
 
 /// The process that has a rank.
@@ -96,18 +135,53 @@ pub(super) enum Heard {
 impl Workers {
     /// Incarnations follow from `secret`.
     pub(super) fn new(expected: u32, timeout: Duration, secret: u64) -> Workers {
-        let mut incarnations = Prng::new(secret);
+        let mut incarnations = Incarnations::new(secret);
         Workers {
             expected,
             timeout,
             ranks: BTreeMap::new(),
             waited_before: Waited::default(),
             last_ready: None,
-            removed: VecDeque::new(),
             earliest: None,
-            next_incarnation: draw_incarnation(&mut incarnations),
+            next_incarnation: incarnations.draw(),
             incarnations,
         }
+    }
+
+    /// What has to be remembered of every rank.
+    pub(super) fn remembered(&self) -> Vec<RankState> {
+        let state = |(worker, rank): (&WorkerId, &Rank)| RankState {
+            worker: *worker,
+            incarnation: rank.incarnation,
+            life: rank.life,
+            state: rank.state,
+            declared: rank.declared,
+        };
+        self.ranks.iter().map(state).collect()
+    }
+
+    /// Incarnations follow from it.
+    pub(super) fn secret(&self) -> u64 {
+        self.incarnations.secret
+    }
+
+    /// How many incarnations were drawn.
+    pub(super) fn drawn(&self) -> u64 {
+        self.incarnations.drawn
+    }
+
+    /// Goes on with what was remembered: those who live are away, and have a while to come back.
+    pub(super) fn restore(&mut self, now: Time, ranks: &[RankState], drawn: u64, is_planned: bool) {
+        // Some may have been told after that, of which nothing is remembered.
+        let drawn = drawn.saturating_add(limits::MAX_WORKERS.into()).min(MOST_DRAWN);
+        while self.incarnations.drawn < drawn {
+            self.next_incarnation = self.incarnations.draw();
+        }
+        for &RankState { worker, incarnation, life, state, declared } in ranks {
+            let rank = Rank { state, declared, connected: false, ..Rank::new(now, incarnation, life.max(1)) };
+            self.ranks.insert(worker, Rank { last_heard: now + limits::RETURN_GRACE, ..rank });
+        }
+        self.find_earliest(is_planned);
     }
 
     /// A process says hello: a worker that comes back, or a new one for a rank that is free or whose process is gone. Before there
@@ -131,8 +205,16 @@ impl Workers {
                     return refuse(obituary(id, self.timeout));
                 }
             }
-            // It has an incarnation, and another process has its rank by now.
-            Some(_) if incarnation != 0 => return refuse(obituary(id, self.timeout)),
+            // It has an incarnation, and another process has its rank by now; unless the coordinator that let it in was started anew
+            // before it had remembered that.
+            Some(rank) if incarnation != 0 => {
+                let position = self.incarnations.position(incarnation);
+                if position.is_none() || position <= self.incarnations.position(rank.incarnation) {
+                    return refuse(obituary(id, self.timeout));
+                }
+                replaced = (is_planned && rank.is_live()).then_some(id);
+                *rank = Rank::new(now, incarnation, rank.life + u32::from(is_planned));
+            }
             Some(rank) if rank.state == MemberState::Left => {
                 return refuse(format!(
                     "{id} has left: its work is done; start without a rank to join as another worker"
@@ -146,11 +228,12 @@ impl Workers {
                 *rank = Rank::new(now, self.next_incarnation, life);
             }
             // It has an incarnation that this coordinator did not draw.
-            None if incarnation != 0 && !self.removed.contains(&incarnation) => {
+            None if incarnation != 0 && self.incarnations.position(incarnation).is_none() => {
                 return refuse("this worker belongs to a job that ended; start it anew".into());
             }
             None => {
-                self.ranks.insert(id, Rank::new(now, self.next_incarnation, 1));
+                let incarnation = if incarnation == 0 { self.next_incarnation } else { incarnation };
+                self.ranks.insert(id, Rank::new(now, incarnation, 1));
             }
         }
         let rank = self.ranks.get_mut(&id).expect("it is there, or was made above");
@@ -158,10 +241,10 @@ impl Workers {
         rank.last_heard = now;
         rank.informed = false;
         rank.contested_since = None;
-        let welcome = Welcome { you: NodeId::Worker(id), incarnation: rank.incarnation };
+        let welcome = Welcome { you: NodeId::Worker(id), incarnation: rank.incarnation, session: 0 };
         self.expect(id, is_planned);
         while self.ranks.values().any(|rank| rank.incarnation == self.next_incarnation) {
-            self.next_incarnation = draw_incarnation(&mut self.incarnations);
+            self.next_incarnation = self.incarnations.draw();
         }
         Ok(Accepted { welcome, replaced })
     }
@@ -294,12 +377,7 @@ impl Workers {
     /// The rank is free again: its worker went away before it took part. The number of processes that had it before is lost, which
     /// is none unless one of them took part.
     pub(super) fn remove(&mut self, id: WorkerId) {
-        let Some(rank) = self.ranks.remove(&id) else { return };
-        // Of those that come and go without end the last ones are remembered.
-        if self.removed.len() >= limits::MAX_WORKERS as usize {
-            self.removed.pop_front();
-        }
-        self.removed.push_back(rank.incarnation);
+        self.ranks.remove(&id);
     }
 
     /// Whether some earlier process had this rank.
@@ -442,7 +520,7 @@ impl Rank {
     }
 }
 
-/// A number that is not 0, which stands for a worker that has none yet.
+/// A number that is not 0.
 fn draw_incarnation(prng: &mut Prng) -> u64 {
     prng.next_u64().max(1)
 }
@@ -474,7 +552,7 @@ mod tests {
 
     /// A process without a rank says hello; the rank and the incarnation that it gets.
     fn join(workers: &mut Workers, now: Time, is_planned: bool) -> (WorkerId, u64) {
-        let Welcome { you, incarnation } = workers.accept(now, 0, None, is_planned).unwrap().welcome;
+        let Welcome { you, incarnation, .. } = workers.accept(now, 0, None, is_planned).unwrap().welcome;
         let NodeId::Worker(id) = you else { panic!("{you:?}") };
         (id, incarnation)
     }
@@ -642,6 +720,37 @@ mod tests {
         let status = &workers.statuses(seconds(6.0))[0];
         assert_eq!((status.worker, status.incarnation, status.state), (id, 1, MemberState::Running));
         assert_eq!((status.silent_seconds, status.idle_seconds, status.report.clock), (2.0, 4.0, 1));
+    }
+
+    #[test]
+    fn a_coordinator_that_was_started_anew_knows_its_workers_and_those_that_it_had_forgotten() {
+        let mut before = running(2);
+        let remembered = (before.remembered(), before.drawn());
+        // Two are let in after that, of which nothing is remembered: one for a rank of its own, one in another's place.
+        let (third, of_third) = join(&mut before, START, true);
+        before.lose(START, WorkerId(1));
+        let fourth = before.accept(START, 0, Some(WorkerId(1)), true).unwrap().welcome.incarnation;
+
+        let (mut after, standstill) = (workers(2), Standstill::default());
+        after.restore(START, &remembered.0, remembered.1, true);
+        assert_eq!((after.running().count(), after.declared_count()), (2, 0), "they are away");
+        let away = START + limits::RETURN_GRACE + limits::RECONNECT_GRACE;
+        assert_eq!(after.overdue(Time(away.0 - 1), true, &standstill), []);
+        assert_eq!(after.overdue(away, true, &standstill), [WorkerId(0), WorkerId(1)]);
+        let first = before.incarnation(WorkerId(0)).unwrap();
+        let back = after.accept(START, first, Some(WorkerId(0)), true).unwrap();
+        assert_eq!((back.welcome.incarnation, back.replaced), (first, None));
+        let back = after.accept(START, of_third, Some(third), true).unwrap();
+        assert_eq!((back.welcome.incarnation, after.is_running(third)), (of_third, false));
+        let old = after.incarnation(WorkerId(1)).unwrap();
+        let back = after.accept(START, fourth, Some(WorkerId(1)), true).unwrap();
+        assert_eq!((back.welcome.incarnation, back.replaced), (fourth, Some(WorkerId(1))));
+        assert!(!refusal(&mut after, START, old, 1, true).retry, "it was replaced");
+        assert!(!refusal(&mut after, START, 12345, 7, true).retry, "nobody was given this number");
+        // Nobody gets a number that was given before.
+        let (_, newest) = join(&mut after, START, true);
+        assert!(![first, of_third, fourth, old].contains(&newest));
+        assert_eq!(after.check(), Ok(()));
     }
 
     #[test]

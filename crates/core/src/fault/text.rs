@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-const SELECTORS: &str = "worker=N, worker=*, server=N, server=*, pull, push, link";
+const SELECTORS: &str = "worker=N, worker=*, server=N, server=*, coordinator, pull, push, link";
 const EFFECTS: &str =
     "slow=4x, pause=2s@10s, crash@5s[,restart=2s], delay=4s[,p=0.01], reset[,p=0.01], trace=PATH[,scale=1]";
 /// No fault lasts longer than this many seconds; it keeps every sum of times far from overflow.
@@ -43,6 +43,7 @@ fn selector(text: &str) -> Result<Selector, String> {
     match text.split_once('=') {
         Some(("worker", number)) => Ok(Selector::Worker(which(number)?.map(WorkerId))),
         Some(("server", number)) => Ok(Selector::Server(which(number)?.map(ServerId))),
+        None if text == "coordinator" => Ok(Selector::Coordinator),
         None if text == "pull" => Ok(Selector::Pull),
         None if text == "push" => Ok(Selector::Push),
         None if text == "link" => Ok(Selector::Link),
@@ -91,7 +92,7 @@ fn effect(text: &str) -> Result<Effect, String> {
 /// Refuses effects that the selector cannot have.
 fn check(rule: Rule) -> Result<Rule, String> {
     let is_worker = matches!(rule.selector, Selector::Worker(_));
-    let is_node = is_worker || matches!(rule.selector, Selector::Server(_));
+    let is_node = is_worker || matches!(rule.selector, Selector::Server(_) | Selector::Coordinator);
     let (allowed, needs) = match rule.effect {
         Effect::Slow(_) => (is_node, "slow needs worker=N or server=N before it"),
         Effect::Pause { .. } => (is_node, "pause needs worker=N or server=N before it"),
@@ -176,6 +177,7 @@ impl fmt::Display for Selector {
             Selector::Worker(None) => write!(f, "worker=*"),
             Selector::Server(Some(server)) => write!(f, "server={}", server.0),
             Selector::Server(None) => write!(f, "server=*"),
+            Selector::Coordinator => write!(f, "coordinator"),
             Selector::Pull => write!(f, "pull"),
             Selector::Push => write!(f, "push"),
             Selector::Link => write!(f, "link"),

@@ -143,6 +143,10 @@ impl ContentReader {
         self.factors.get(&worker).is_some_and(|factors| factors.clock == clock)
     }
 
+    pub(super) fn forget_all_factors(&mut self) {
+        self.factors.clear();
+    }
+
     /// The push that a worker was at needs its factors no more.
     #[inline]
     pub(super) fn forget_factors(&mut self, worker: WorkerId) {

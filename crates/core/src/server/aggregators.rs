@@ -1,29 +1,47 @@
 //! Aggregators as a shard sees them: each of them numbers its sums, and the lists of workers that are complete in them.
 //!
 //! After a broken connection an aggregator sends again what was not acknowledged. What was taken is skipped, so that every
-//! sum is added once.
+//! sum is added once. That holds within a *session*. Another process begins another one, and so does an aggregator whose sum cannot be
+//! taken because a gradient in it came another way: it gives up what was not noted, and its workers send it again themselves
+//! ([0026](../../../../docs/decisions/0026-aggregators-may-die.md)).
 
 use crate::limits;
-use crate::types::{AggregatorId, Clock, ProcessId, TableId};
+use crate::prng::Prng;
+use crate::types::{AggregatorId, Clock, ProcessId, TableId, WorkerId};
 use crate::wire::frame::{Completed, Sum};
 use crate::wire::{Cause, Fault, Refusal};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The aggregators of a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Aggregators {
     peers: BTreeMap<AggregatorId, Peer>,
+    /// Tells sessions apart from those of another process that was here before.
+    seed: u64,
+    sessions: u64,
 }
 
 /// An aggregator as a shard remembers it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Peer {
     process: ProcessId,
+    session: u64,
+    is_connected: bool,
+    /// Whose gradients are in its next sums.
+    contributors: Arc<[WorkerId]>,
     /// Numbered frames up to this one were taken.
     taken: u64,
     /// Sums that were refused, until the aggregator tries again.
     refused: BTreeMap<(TableId, Clock), RefusedSum>,
+}
+
+impl Peer {
+    /// Whether it is connected, and not this process.
+    fn is_other(&self, process: ProcessId) -> bool {
+        self.is_connected && self.process != process
+    }
 }
 
 /// Why a sum was refused.
@@ -71,21 +89,101 @@ impl Aggregators {
         self.peers.is_empty()
     }
 
-    /// An aggregator connects. An aggregator's memory is lost with its process, so that a second one of the same number
-    /// is refused.
+    /// For one that other processes may have come before.
+    pub(crate) fn with_seed(seed: u64) -> Aggregators {
+        Aggregators { seed, ..Aggregators::default() }
+    }
+
+    /// An aggregator connects. The number of its session.
     pub(crate) fn accept(
         &mut self,
         id: AggregatorId,
         process: ProcessId,
         incarnation: u64,
-    ) -> Result<(), Refusal> {
-        let fresh = || Peer { process, taken: 0, refused: BTreeMap::new() };
-        let peer = self.peers.entry(id).or_insert_with(fresh);
-        if peer.process != process || incarnation != process.0 {
-            let reason = format!("{id} is another process, which held gradients; start the job anew");
-            return Err(Refusal { reason, retry: false });
+    ) -> Result<u64, Refusal> {
+        let session = self.check_hello(id, process, incarnation)?;
+        self.admit(id, process, session);
+        Ok(session)
+    }
+
+    /// Whether an aggregator that says hello is welcome, and its session if it is.
+    pub(crate) fn check_hello(
+        &self,
+        id: AggregatorId,
+        process: ProcessId,
+        incarnation: u64,
+    ) -> Result<u64, Refusal> {
+        let known = self.peers.get(&id);
+        if incarnation != process.0 || known.is_some_and(|peer| peer.is_other(process)) {
+            let reason = format!("another process is {id} here");
+            return Err(Refusal { reason, retry: true });
         }
-        Ok(())
+        let own = known.filter(|peer| peer.process == process);
+        Ok(own.map_or_else(|| self.session(self.sessions + 1), |peer| peer.session))
+    }
+
+    /// An aggregator that was welcome is connected, in the session that it was told.
+    pub(crate) fn admit(&mut self, id: AggregatorId, process: ProcessId, session: u64) {
+        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.process == process) {
+            peer.is_connected = true;
+            return;
+        }
+        self.sessions += 1;
+        let (contributors, refused) = (Arc::from([]), BTreeMap::new());
+        let fresh = Peer { process, session, is_connected: true, contributors, taken: 0, refused };
+        self.peers.insert(id, fresh);
+    }
+
+    /// The same when all connections are gone.
+    pub(crate) fn disconnected(&self) -> Aggregators {
+        let mut gone = self.clone();
+        gone.peers.values_mut().for_each(|peer| peer.is_connected = false);
+        gone
+    }
+
+    /// The connection to an aggregator is gone.
+    pub(crate) fn lose(&mut self, id: AggregatorId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.is_connected = false;
+        }
+    }
+
+    /// An aggregator is to give up what was not noted. Its connection is to be closed; what still comes on it is not taken.
+    pub(crate) fn end_session(&mut self, id: AggregatorId) {
+        let session = self.next_session();
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.session = session;
+            peer.taken = 0;
+            peer.contributors = Arc::from([]);
+            peer.refused.clear();
+            peer.is_connected = false;
+        }
+    }
+
+    /// Nothing is known of any of them. Their sessions are others when they come back.
+    pub(crate) fn forget_all(&mut self) {
+        self.peers.clear();
+    }
+
+    fn next_session(&mut self) -> u64 {
+        self.sessions += 1;
+        self.session(self.sessions)
+    }
+
+    fn session(&self, number: u64) -> u64 {
+        Prng::fork(self.seed, number).next_u64()
+    }
+
+    /// Whose gradients are in the next sums of an aggregator.
+    pub(crate) fn set_contributors(&mut self, id: AggregatorId, workers: Vec<WorkerId>) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.contributors = workers.into();
+        }
+    }
+
+    /// The same, as it was said last.
+    pub(crate) fn contributors(&self, id: AggregatorId) -> Arc<[WorkerId]> {
+        self.peers.get(&id).map_or_else(|| Arc::from([]), |peer| peer.contributors.clone())
     }
 
     /// A numbered frame is here. It counts as taken if it is the next one.
@@ -184,12 +282,27 @@ mod tests {
             [Turn::Next, Turn::Next, Turn::Again, Turn::Again]
         );
         assert_eq!(aggregators.take_turn(ID, 4), Turn::TooEarly { next: 3 });
-        // The numbers go on over connections; those of another process would not.
-        assert!(
-            aggregators.accept(ID, ProcessId(5), 5).is_ok()
-                && aggregators.accept(ID, ProcessId(6), 6).is_err()
-        );
+        // The numbers go on over connections.
+        aggregators.accept(ID, ProcessId(5), 5).unwrap();
         assert_eq!(aggregators.take_turn(ID, 3), Turn::Next);
+    }
+
+    #[test]
+    fn another_process_begins_another_session_when_the_first_one_is_gone() {
+        let mut aggregators = Aggregators::with_seed(7);
+        let first = aggregators.accept(ID, ProcessId(5), 5).unwrap();
+        assert_eq!(aggregators.take_turn(ID, 1), Turn::Next);
+        assert!(aggregators.accept(ID, ProcessId(6), 6).is_err_and(|refusal| refusal.retry));
+        aggregators.lose(ID);
+        assert_eq!(aggregators.accept(ID, ProcessId(5), 5), Ok(first));
+        aggregators.lose(ID);
+        let second = aggregators.accept(ID, ProcessId(6), 6).unwrap();
+        aggregators.set_contributors(ID, vec![WorkerId(3)]);
+        aggregators.end_session(ID);
+        let third = aggregators.accept(ID, ProcessId(6), 6).unwrap();
+        assert!(first != second && second != third && first != third);
+        assert_eq!((aggregators.take_turn(ID, 1), aggregators.contributors(ID).len()), (Turn::Next, 0));
+        assert_ne!(Aggregators::with_seed(8).accept(ID, ProcessId(5), 5), Ok(first));
     }
 
     #[test]

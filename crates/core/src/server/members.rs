@@ -56,6 +56,11 @@ impl Members {
         self.incarnations[rank] = Some(incarnation);
     }
 
+    /// Whether a process with this incarnation is the member.
+    pub(super) fn is_member(&self, worker: WorkerId, number: u64) -> bool {
+        self.get(worker).is_some_and(|incarnation| incarnation.number == number)
+    }
+
     /// A process with this incarnation connects. Whether it is the member.
     pub(super) fn connect(&mut self, worker: WorkerId, number: u64) -> bool {
         let incarnation = self.incarnations.get_mut(worker.0 as usize).and_then(Option::as_mut);

@@ -18,7 +18,12 @@ impl Readers {
     }
 
     /// A reader says hello.
-    pub(super) fn accept(&mut self, id: WorkerId, incarnation: u64) -> Result<(), Refusal> {
+    pub(super) fn admit(&mut self, id: WorkerId, incarnation: u64) {
+        self.incarnations.insert(id, incarnation);
+    }
+
+    /// Whether a reader that says hello is welcome.
+    pub(super) fn check(&self, id: WorkerId, incarnation: u64) -> Result<(), Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
         if !id.is_reader() || incarnation == 0 {
             return refuse("a reader gets its number from the coordinator first".into(), false);
@@ -30,7 +35,6 @@ impl Readers {
             let most = limits::MAX_READERS;
             return refuse(format!("this server has {most} readers, and takes no more"), true);
         }
-        self.incarnations.insert(id, incarnation);
         Ok(())
     }
 

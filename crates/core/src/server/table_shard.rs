@@ -4,6 +4,7 @@ mod answer_encoders;
 mod chunk_codec;
 mod gradient;
 mod halves;
+mod loose;
 mod norms;
 mod publication;
 mod restored;
@@ -35,6 +36,7 @@ use crate::wire::frame::{Piece, Sum};
 use crate::wire::{DType, Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
 use halves::{ChunkState, Halves};
+pub(super) use loose::Loose;
 pub(super) use publication::PublicationImage;
 use publication::{Publication, PublishedChunk};
 use rounds::Rounds;
@@ -83,6 +85,7 @@ pub(super) struct TableShard {
     controller: Controller,
     store: Store,
     rounds: Rounds,
+    loose: Loose,
     intake: Intake<Admit, Kept>,
     /// What its codec of pushes needs links to carry.
     pushes_need: Option<f64>,
@@ -123,6 +126,7 @@ impl TableShard {
             publication: is_broadcast.then(|| Publication::new(&layout, published)),
             layout,
             rounds: Rounds::default(),
+            loose: Loose::default(),
             intake: Intake::new(Some(push_codec), policy.nonfinite()),
             pushes_need,
             order: policy.order(),
@@ -141,6 +145,7 @@ impl TableShard {
             controller: self.controller.image(),
             rounds: self.rounds.image(&self.layout),
             intake: self.intake.image(),
+            loose: self.loose.clone(),
             publication: self.publication.as_ref().map(Publication::image),
         }
     }
@@ -153,7 +158,7 @@ impl TableShard {
         image: TableImage,
         accumulators: &mut Accumulators,
     ) -> Result<(), String> {
-        let TableImage { version, store, controller, rounds, intake, publication } = image;
+        let TableImage { version, store, controller, rounds, intake, loose, publication } = image;
         let TableShard { layout, .. } = self;
         self.store.restore(layout, store)?;
         self.controller.restore(controller)?;
@@ -166,6 +171,8 @@ impl TableShard {
             Ok(push_codec(layout.spec(), codec))
         };
         self.intake.restore(intake, codec, |push| check_push(push, layout, version))?;
+        loose.check(layout.chunks().len())?;
+        self.loose = loose;
         match (&mut self.publication, publication) {
             (Some(publication), Some(image)) => publication.restore(image),
             (None, None) => Ok(()),
@@ -208,20 +215,28 @@ impl TableShard {
         intake.take(frame, &mut sink)
     }
 
-    /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
-    /// [`TableShard::count_push`]. Of what is refused nothing was taken.
+    /// Takes the sum of these workers' gradients of one chunk. Which of their pushes are complete is said to
+    /// [`TableShard::count_push`]. Of what is refused nothing was taken. Nor is it where one of the gradients is here already: the
+    /// worker of which that is so.
     pub(super) fn push_sum(
         &mut self,
         from: AggregatorId,
         sum: &Sum,
+        contributors: &[WorkerId],
         payload: &[u8],
         accumulators: &mut Accumulators,
-    ) -> Result<(), Fault> {
+    ) -> Result<Option<WorkerId>, Fault> {
         let (intake, mut sink) = self.intake(accumulators);
-        let admit = sink.admit_sum(sum)?;
+        let admit = sink.admit_sum(sum, contributors)?;
+        let index = sink.layout.index_of(sum.chunk)?;
+        let known = |worker: &&WorkerId| sink.has_gradient(intake, **worker, sum, index);
+        if let Some(known) = contributors.iter().find(known) {
+            return Ok(Some(*known));
+        }
         let gradient = intake.read_sum(sink.layout, from, sum, payload)?;
         sink.add_sum(sum, admit, gradient);
-        Ok(())
+        contributors.iter().for_each(|worker| sink.note_loose(*worker, sum.clock, index));
+        Ok(None)
     }
 
     fn intake<'a>(
@@ -232,6 +247,7 @@ impl TableShard {
             layout: &self.layout,
             controller: &mut self.controller,
             rounds: &mut self.rounds,
+            loose: &mut self.loose,
             store: &mut self.store,
             accumulators,
             order: self.order,
@@ -252,6 +268,9 @@ impl TableShard {
             _ => self.controller.admit_sum(clock),
         };
         self.controller.push(now, worker, clock, admit, None, 1);
+        self.loose.complete(worker, clock);
+        // Where the worker had begun to send it again.
+        self.intake.forget(worker, clock);
     }
 
     /// Begins at the version of a checkpoint, before anything was pushed.
@@ -475,7 +494,7 @@ impl TableShard {
     /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the cells that
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, worker: WorkerId) {
-        let under_way = self.intake.remove_worker(worker);
+        let under_way = self.intake.remove_worker(worker).max(self.loose.remove_worker(worker));
         self.forget_answers(worker);
         self.rounds.mark_inexact(self.version() + limits::MAX_ROUNDS_AHEAD);
         self.controller.remove_worker(worker, under_way);
@@ -705,6 +724,7 @@ impl TableShard {
             + self.halves.memory_bytes()
             + self.publication.as_ref().map_or(0, Publication::memory_bytes)
             + self.rounds.memory_bytes()
+            + self.loose.memory_bytes()
             + under_way
     }
 

@@ -189,15 +189,16 @@ impl Tables {
         self.tables[table].push(frame, &mut self.accumulators)
     }
 
-    /// Takes the sum of some workers' gradients of one chunk.
+    /// Takes the sum of these workers' gradients of one chunk; see [`TableShard::push_sum`].
     pub(super) fn push_sum(
         &mut self,
         table: usize,
         from: AggregatorId,
         sum: &Sum,
+        contributors: &[WorkerId],
         payload: &[u8],
-    ) -> Result<(), Fault> {
-        self.tables[table].push_sum(from, sum, payload, &mut self.accumulators)
+    ) -> Result<Option<WorkerId>, Fault> {
+        self.tables[table].push_sum(from, sum, contributors, payload, &mut self.accumulators)
     }
 
     /// Counts what came with a sum, whether it is taken or not.

@@ -12,9 +12,10 @@ use crate::policy::{JobPolicies, PolicyOverride};
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::{TableSpec, tables};
-use crate::types::{Clock, ShardId, TableId, WorkerId};
+use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
+use std::time::Duration;
 
 /// Messages between nodes beside gradients and parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -205,6 +206,44 @@ pub enum Control {
         /// The newest version of a table here.
         version: Clock,
     },
+    /// Coordinator to all nodes, if it is started anew when it dies: go on without me for so long, and come back.
+    Patience {
+        /// Seconds.
+        seconds: u32,
+    },
+    /// Coordinator to a spare core: keep a copy of this shard.
+    Keep {
+        /// The shard.
+        shard: ShardId,
+        /// Addresses of the process that serves it.
+        from: Addresses,
+    },
+    /// Spare core to coordinator, before it says where it is reached: it keeps a copy of this shard.
+    Kept {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// Shard to coordinator: this process' copy has everything, and no input is applied here that is not there.
+    Copied {
+        /// The process.
+        process: ProcessId,
+        /// The newest epoch that the shard has heard of: where the shard is served may have changed since.
+        epoch: u32,
+    },
+    /// Shard to coordinator: inputs have waited here for so long that the copy must be out of reach.
+    CopyLost {
+        /// Its process.
+        process: ProcessId,
+    },
+    /// Coordinator to a data core: your process is to start another one.
+    StartCore,
+    /// Command to coordinator: move everything away from this server, so that it can end.
+    Drain {
+        /// Its number.
+        server: ServerId,
+    },
+    /// Coordinator to a copy: serve the shard from now on, by this plan.
+    Promote(Box<Plan>),
     /// Coordinator to shards: take part in a checkpoint. It takes the place of an earlier order.
     Checkpoint(CheckpointOrder),
     /// Shard to coordinator: what came of an order.
@@ -362,6 +401,14 @@ impl Control {
             Control::Idle { .. } => "idle",
             Control::IdleWorkers { .. } => "idle workers",
             Control::IdleNoted { .. } => "idle noted",
+            Control::Patience { .. } => "patience",
+            Control::Keep { .. } => "keep",
+            Control::Kept { .. } => "kept",
+            Control::Copied { .. } => "copied",
+            Control::CopyLost { .. } => "copy lost",
+            Control::StartCore => "start core",
+            Control::Drain { .. } => "drain",
+            Control::Promote(_) => "promote",
             Control::Checkpoint(_) => "checkpoint",
             Control::CheckpointTaken { .. } => "checkpoint taken",
             Control::CheckpointRequest => "checkpoint request",
@@ -423,6 +470,11 @@ pub fn decode<T: DeserializeOwned>(what: &'static str, payload: &[u8]) -> Result
     postcard::from_bytes(payload).map_err(|error| WireError::Payload { what, why: error.to_string() })
 }
 
+/// How long a coordinator may be away, by its own word.
+pub fn patience(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into()).min(limits::MAX_COORDINATOR_GRACE)
+}
+
 /// A peer's words to a person, cut off at the length that a sentence may have.
 pub fn sentence(mut text: String) -> String {
     let is_beyond = |(start, c): &(usize, char)| start + c.len_utf8() > limits::MAX_REASON_BYTES;
@@ -469,7 +521,8 @@ mod tests {
             (Control::Idle { until: 1 }, 36),
             (Control::IdleWorkers { number: 1, workers: vec![] }, 37),
             (Control::IdleNoted { number: 1, version: 2 }, 38),
-            (Control::CheckpointRequest, 41),
+            (Control::Patience { seconds: 600 }, 39),
+            (Control::CheckpointRequest, 49),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

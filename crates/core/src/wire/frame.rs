@@ -235,6 +235,11 @@ pub enum FromWorker {
 pub enum FromAggregator {
     /// A worker's frame, passed on in its name.
     Relayed(WorkerId, FromWorker),
+    /// The workers in the payload ([`super::group`]) are those whose gradients are in the sums that follow, until another such frame.
+    Contributors {
+        /// Its number among what the aggregator sends in its own name.
+        number: u64,
+    },
     /// A sum of gradients.
     Sum(Sum),
     /// The list of workers whose pushes are complete in the sums.
@@ -436,6 +441,7 @@ impl FromAggregator {
                 form: Form::decode(&Header { rows: 0, ..*header }),
                 has_absent: header.flags.has(Flags::ABSENT),
             })),
+            (None, Kind::Contributors) => Some(FromAggregator::Contributors { number: header.request }),
             (None, Kind::Group) => {
                 let last = header.rows.checked_sub(1).map(WorkerId).filter(|worker| !worker.is_reader());
                 Some(FromAggregator::Completed(Completed { subject, clock, attempt, last }))
@@ -449,6 +455,10 @@ impl FromAggregator {
         match self {
             FromAggregator::Relayed(worker, frame) => {
                 Header { landing: speaker_bits(*worker), ..frame.header(payload_bytes) }
+            }
+            FromAggregator::Contributors { number } => {
+                let payload_bytes = payload_bytes as u32;
+                Header { request: *number, payload_bytes, ..Header::new(Kind::Contributors) }
             }
             FromAggregator::Sum(sum) => sum.header(payload_bytes),
             FromAggregator::Completed(completed) => completed.header(payload_bytes),
@@ -625,6 +635,7 @@ mod tests {
         prop_oneof![
             (worker(), from_worker())
                 .prop_map(|(worker, frame)| FromAggregator::Relayed(worker, relayed(frame))),
+            any::<u64>().prop_map(|number| FromAggregator::Contributors { number }),
             sum,
             completed,
             worker().prop_map(FromAggregator::Forget),

@@ -10,6 +10,9 @@ const ENTRY_BYTES: usize = 16;
 /// The longest payload of a group frame.
 pub const MAX_BYTES: usize = limits::MAX_WORKERS as usize * ENTRY_BYTES;
 
+/// The longest payload of a frame that says whose gradients are in sums.
+pub const MAX_RANK_BYTES: usize = limits::MAX_WORKERS as usize * 4;
+
 /// A worker whose push is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
@@ -52,12 +55,44 @@ pub fn decode(payload: &[u8]) -> Result<Vec<Entry>, WireError> {
     Ok(decoded)
 }
 
+/// The ranks of the workers whose gradients are in sums: four bytes each, ascending.
+pub fn encode_ranks(workers: &[WorkerId]) -> Vec<u8> {
+    workers.iter().flat_map(|worker| worker.0.to_le_bytes()).collect()
+}
+
+/// Reads what [`encode_ranks`] has written.
+pub fn decode_ranks(payload: &[u8]) -> Result<Vec<WorkerId>, WireError> {
+    let wrong = |why: String| WireError::Payload { what: "contributors", why };
+    let (ranks, rest) = payload.as_chunks::<4>();
+    if !rest.is_empty() || payload.len() > MAX_RANK_BYTES {
+        return Err(wrong(format!("{} bytes are no list of ranks", payload.len())));
+    }
+    let workers: Vec<WorkerId> = ranks.iter().map(|bytes| WorkerId(u32::from_le_bytes(*bytes))).collect();
+    let is_sorted = workers.is_sorted_by(|one, next| one < next);
+    if !is_sorted || workers.last().is_some_and(|last| last.0 >= limits::MAX_WORKERS) {
+        return Err(wrong("ranks out of order, or out of range".into()));
+    }
+    Ok(workers)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn ranks_survive_the_wire_and_other_bytes_fail_cleanly(
+            ranks in prop::collection::btree_set(0..limits::MAX_WORKERS, 0..20),
+            bytes in prop::collection::vec(any::<u8>(), 0..60),
+        ) {
+            let workers: Vec<WorkerId> = ranks.into_iter().map(WorkerId).collect();
+            prop_assert_eq!(decode_ranks(&encode_ranks(&workers)), Ok(workers));
+            if let Ok(workers) = decode_ranks(&bytes) {
+                prop_assert_eq!(encode_ranks(&workers), bytes);
+            }
+        }
+
         #[test]
         fn any_bytes_decode_or_fail_cleanly(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(entries) = decode(&bytes) {

@@ -1,6 +1,6 @@
 //! The first frames on a connection, and the words of a refusal.
 
-use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, WorkerId};
+use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ServerId, ShardId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// The first message on a connection: the caller and its job.
@@ -34,6 +34,7 @@ impl Hello {
             Party::Through { rank, .. } => Some(NodeId::Worker(rank)),
             Party::Reader { id } => id.map(NodeId::Worker),
             Party::Below { id, .. } => Some(NodeId::Aggregator(id)),
+            Party::Copy { number, .. } => Some(NodeId::Spare(number)),
         }
     }
 }
@@ -72,9 +73,9 @@ pub enum Party {
         rank: WorkerId,
         /// Whom it wants to talk to.
         shard: ShardId,
-        /// It was connected before. An aggregator that does not know of it is another one, and what the first one held
-        /// is lost.
-        again: bool,
+        /// The iteration that it is at, if it was connected before. Of pushes up to that one something may have gone through another
+        /// process: where this one does not know the worker, they go to the shard as they are.
+        pushed: Option<Clock>,
     },
     /// A reader: it receives what is broadcast, and pushes nothing. Without a number it leaves the choice to the coordinator.
     Reader {
@@ -89,10 +90,19 @@ pub enum Party {
         id: AggregatorId,
         /// Whom it wants to talk to.
         shard: ShardId,
-        /// It was connected before.
-        again: bool,
         /// Levels of aggregators that go through it. They grow without end where aggregators go through each other.
         levels: u32,
+    },
+    /// A data core that keeps a copy of a shard, to the one that serves it.
+    Copy {
+        /// Its process.
+        process: ProcessId,
+        /// Its number ([`NodeId::Spare`]).
+        number: u32,
+        /// The shard.
+        shard: ShardId,
+        /// The entries of the log that it has; `None` before it has an image to begin with.
+        has: Option<u64>,
     },
 }
 
@@ -103,6 +113,9 @@ pub struct Welcome {
     pub you: NodeId,
     /// Which life of it this is.
     pub incarnation: u64,
+    /// To an aggregator, from a shard or from the aggregator above: another number than before when what it has sent there without
+    /// being noted may be in part elsewhere, and is to be given up. 0 to all others.
+    pub session: u64,
 }
 
 /// Why a hello was refused. The connection is closed after it; nothing was changed.
@@ -132,8 +145,8 @@ mod tests {
             (Party::Worker { rank: Some(rank) }, NodeId::Worker(rank)),
             (Party::Shard { process, server: Some(shard.server), core: 3, cores: 4 }, NodeId::Shard(shard)),
             (Party::Aggregator { process, id: Some(id) }, NodeId::Aggregator(id)),
-            (Party::Through { rank, shard, again: false }, NodeId::Worker(rank)),
-            (Party::Below { process, id, shard, again: false, levels: 0 }, NodeId::Aggregator(id)),
+            (Party::Through { rank, shard, pushed: None }, NodeId::Worker(rank)),
+            (Party::Below { process, id, shard, levels: 0 }, NodeId::Aggregator(id)),
             (Party::Reader { id: Some(WorkerId::reader(1)) }, NodeId::Worker(WorkerId::reader(1))),
         ];
         for (party, node) in known {
@@ -155,7 +168,7 @@ mod tests {
         let (rank, worker) = (WorkerId(2), NodeId::Worker(WorkerId(2)));
         let shards = [0, 1].map(|core| ShardId { server: ServerId(0), core });
         let names =
-            shards.map(|shard| hello(Party::Through { rank, shard, again: false }).connection(worker));
+            shards.map(|shard| hello(Party::Through { rank, shard, pushed: None }).connection(worker));
         assert_eq!(names, shards.map(|shard| ConnectionId::WorkerFor(rank, shard)));
         assert_ne!(names[0], names[1]);
         assert_eq!(hello(Party::Worker { rank: None }).connection(worker), ConnectionId::Node(worker));

@@ -35,6 +35,13 @@ pub enum Kind {
     Forget = 12,
     /// A chunk of a version that is broadcast.
     Update = 13,
+    /// From an aggregator: whose gradients are in the sums that follow. Payload: ranks ([`super::group`]).
+    Contributors = 14,
+    /// A piece of a shard's image, for a copy.
+    Image = 15,
+    /// To a copy: an input of the shard ([`crate::replica`]), numbered by `request`. Back, without payload: all up to this one are
+    /// there.
+    Entry = 16,
 }
 
 /// Element type of a payload.
@@ -310,6 +317,9 @@ impl Kind {
             11 => Kind::Group,
             12 => Kind::Forget,
             13 => Kind::Update,
+            14 => Kind::Contributors,
+            15 => Kind::Image,
+            16 => Kind::Entry,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         })
     }
@@ -322,7 +332,12 @@ impl Kind {
             Kind::PushAck => super::ack::MAX_BYTES,
             Kind::Share | Kind::Forget => 0,
             Kind::Group => super::group::MAX_BYTES,
-            Kind::Init | Kind::Push | Kind::Pull | Kind::Params | Kind::Update => limits::MAX_DATA_BYTES,
+            Kind::Contributors => super::group::MAX_RANK_BYTES,
+            Kind::Init | Kind::Push | Kind::Pull | Kind::Params | Kind::Update | Kind::Image => {
+                limits::MAX_DATA_BYTES
+            }
+            // An input may be a control message.
+            Kind::Entry => limits::MAX_CONTROL_BYTES + limits::ENTRY_PREFIX_BYTES,
         }
     }
 }
@@ -333,7 +348,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=12, 0u8..3, any::<u8>(), any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
+        (1u8..=16, 0u8..3, any::<u8>(), any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
                 let mut header = Header {

@@ -64,6 +64,23 @@ pub struct ServedShard {
     pub process: ProcessId,
     /// Addresses of that process.
     pub addresses: Addresses,
+    /// The process whose copy has everything that this one has acknowledged: it can take over.
+    pub copy: Option<ProcessId>,
+    /// The epoch in which this last changed.
+    pub since: u32,
+}
+
+impl ServedShard {
+    /// A shard as a job begins with it.
+    pub fn original(shard: ShardId, process: ProcessId, addresses: Addresses) -> ServedShard {
+        ServedShard { shard, process, addresses, copy: None, since: Plan::FIRST_EPOCH }
+    }
+
+    /// The change that makes a plan say this.
+    pub fn change(&self) -> Change {
+        let ServedShard { shard, process, addresses, copy, since: _ } = self.clone();
+        Change::Served { shard, process, addresses, copy }
+    }
 }
 
 /// One rank's latest incarnation.
@@ -145,6 +162,17 @@ pub enum Change {
     },
     /// Policies of some tables change.
     Policy(PolicyOverride),
+    /// A shard is served by this process from now on, or another process keeps its copy.
+    Served {
+        /// The shard.
+        shard: ShardId,
+        /// The process that serves it.
+        process: ProcessId,
+        /// Addresses of that process.
+        addresses: Addresses,
+        /// The process whose copy can take over.
+        copy: Option<ProcessId>,
+    },
 }
 
 impl Plan {
@@ -179,6 +207,12 @@ impl Plan {
             Change::Policy(rule) => {
                 self.switches.retain(|known| !known.rule.is_replaced_by(rule));
                 self.switches.push(Switch { epoch, rule: rule.clone() });
+            }
+            Change::Served { shard, process, addresses, copy } => {
+                if let Ok(at) = self.shards.binary_search_by_key(shard, |served| served.shard) {
+                    let (process, addresses, copy) = (*process, addresses.clone(), *copy);
+                    self.shards[at] = ServedShard { shard: *shard, process, addresses, copy, since: epoch };
+                }
             }
         }
     }
@@ -220,6 +254,8 @@ impl Plan {
         }
         let switches = newer.switches.iter().filter(|switch| switch.epoch > self.epoch);
         changes.extend(switches.map(|switch| (switch.epoch, Change::Policy(switch.rule.clone()))));
+        let moved = newer.shards.iter().filter(|served| served.since > self.epoch);
+        changes.extend(moved.map(|served| (served.since, served.change())));
         changes.sort_by_key(|(epoch, _)| *epoch);
         changes
     }
@@ -371,6 +407,12 @@ impl Plan {
                 }
                 rule.check().map_err(|error| error.to_string())
             }
+            Change::Served { shard, addresses, .. } => {
+                if self.served(*shard).is_none() {
+                    return Err(format!("{shard} does not exist"));
+                }
+                addresses.check().map_err(|why| format!("{shard} has {why}"))
+            }
             Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => Ok(()),
         }
     }
@@ -435,7 +477,7 @@ mod tests {
 
     fn shard(server: u32, core: u32) -> ServedShard {
         let process = ProcessId(u64::from(server) + 100);
-        ServedShard { shard: ShardId { server: ServerId(server), core }, process, addresses: "host:1".into() }
+        ServedShard::original(ShardId { server: ServerId(server), core }, process, "host:1".into())
     }
 
     fn plan() -> Plan {
@@ -528,6 +570,14 @@ mod tests {
             (worker(), 1u64..9).prop_map(|(worker, clock)| Change::Joined { worker, clock }),
             worker().prop_map(|worker| Change::Left { worker }),
             rule.prop_map(Change::Policy),
+            (0u32..2, 1u64..4, proptest::option::of(1u64..4)).prop_map(|(server, process, copy)| {
+                Change::Served {
+                    shard: ShardId { server: ServerId(server), core: 0 },
+                    process: ProcessId(process),
+                    addresses: "host:2".into(),
+                    copy: copy.map(ProcessId),
+                }
+            }),
         ]
     }
 
@@ -539,6 +589,7 @@ mod tests {
             Change::Joined { worker, .. } => standing(worker) == Some(Standing::Joining),
             Change::Left { worker } => plan.member(*worker).is_some_and(Member::is_live),
             Change::Policy(_) => true,
+            Change::Served { shard, .. } => plan.served(*shard).is_some(),
         }
     }
 

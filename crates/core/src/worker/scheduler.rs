@@ -10,13 +10,15 @@ pub(super) struct Scheduler {
     overlap: bool,
     /// Iterations that have ended, and whose pushes the coordinator has not been told of.
     unreported: VecDeque<Clock>,
+    /// The last iteration that the coordinator was told of.
+    reported: Option<Clock>,
     /// The last iteration after which pulls may be sent.
     released_through: Option<Clock>,
 }
 
 impl Scheduler {
     pub(super) fn new() -> Scheduler {
-        Scheduler { overlap: true, unreported: VecDeque::new(), released_through: None }
+        Scheduler { overlap: true, unreported: VecDeque::new(), reported: None, released_through: None }
     }
 
     /// Without overlap in one table, pulls of all tables wait.
@@ -50,13 +52,17 @@ impl Scheduler {
     pub(super) fn next_report(&mut self, oldest_unacknowledged: Option<Clock>) -> Option<Clock> {
         let clock = *self.unreported.front()?;
         let is_done = oldest_unacknowledged.is_none_or(|oldest| oldest > clock);
-        if is_done { self.unreported.pop_front() } else { None }
+        if !is_done {
+            return None;
+        }
+        self.reported = self.unreported.pop_front();
+        self.reported
     }
 
-    /// The clock to report again to a coordinator that was not connected, after so many iterations.
-    pub(super) fn repeat(&self, clock: Clock) -> Option<Clock> {
-        let last = clock.checked_sub(1).filter(|_| !self.overlap && self.unreported.is_empty())?;
-        (self.released_through < Some(last)).then_some(last)
+    /// The clock to report again to a coordinator that was not connected: it may have missed it, or be one that was started anew and has
+    /// to know how far everybody is.
+    pub(super) fn repeat(&self) -> Option<Clock> {
+        self.reported
     }
 }
 
@@ -86,10 +92,10 @@ mod tests {
         (0..2).for_each(|clock| scheduler.end_iteration(clock));
         assert_eq!(scheduler.next_report(Some(0)), None);
         assert_eq!((scheduler.next_report(Some(1)), scheduler.next_report(Some(1))), (Some(0), None));
-        assert_eq!(scheduler.repeat(2), None, "the second one is not reported yet");
+        assert_eq!(scheduler.repeat(), Some(0), "the second one is not reported yet");
         assert_eq!(scheduler.next_report(None), Some(1));
-        assert_eq!(scheduler.repeat(2), Some(1), "it may not have been heard");
+        assert_eq!(scheduler.repeat(), Some(1), "it may not have been heard");
         scheduler.release(1);
-        assert_eq!(scheduler.repeat(2), None);
+        assert_eq!(scheduler.repeat(), Some(1), "another coordinator may ask");
     }
 }

@@ -103,7 +103,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(now: Time, config: WorkerConfig) -> Session {
         Session {
-            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            coordinator: Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator)),
             id: config.rank,
             config,
             incarnation: 0,
@@ -243,6 +243,28 @@ impl Session {
         self.join_waits = None;
     }
 
+    /// A shard is served by another process. Whether that is news, and its connection is to be made anew.
+    pub(super) fn move_shard(&mut self, now: Time, shard: ShardId, addresses: &Addresses) -> bool {
+        // An aggregator follows by itself.
+        if self.is_aggregated() {
+            return false;
+        }
+        let rank = self.id.map_or(0, |id| id.0 as usize);
+        let addresses = addresses.for_caller(rank + shard.core as usize);
+        let Some(link) = self.shards.get_mut(&shard).filter(|link| *link.addresses() != addresses) else {
+            return false;
+        };
+        let (connection, lane) = (link.connection(), self.lanes.get(&shard).copied().unwrap_or(FIRST));
+        link.move_to(now, addresses);
+        self.outputs[lane].push_back(Output::Disconnect { connection });
+        true
+    }
+
+    /// The coordinator may be away for so long.
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.coordinator.set_patience(patience);
+    }
+
     pub(super) fn coordinator(&self) -> &Link {
         &self.coordinator
     }
@@ -353,7 +375,7 @@ impl Session {
             return refuse(format!("this worker passes streams on to {} others", self.followers.len()), true);
         }
         self.followers.insert(rank, hello.incarnation);
-        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
+        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation, session: 0 })
     }
 
     /// Says something, if the connection stands.
@@ -375,11 +397,12 @@ impl Session {
         }
     }
 
-    pub(super) fn hello(&self, connection: ConnectionId) -> Hello {
+    /// What is said first on a connection, at this iteration.
+    pub(super) fn hello(&self, connection: ConnectionId, clock: Clock) -> Hello {
         let from = match (connection, self.id) {
             (ConnectionId::AggregatorFor(shard), Some(rank)) => {
-                let again = self.link(shard).is_some_and(Link::was_up);
-                Party::Through { rank, shard, again }
+                let was_up = self.link(shard).is_some_and(Link::was_up);
+                Party::Through { rank, shard, pushed: was_up.then_some(clock) }
             }
             (_, id) if self.config.access == Access::ReadOnly => Party::Reader { id },
             (_, rank) => Party::Worker { rank },
@@ -535,11 +558,8 @@ mod tests {
 
     /// Worker 3 in a plan of one server with three cores, of which two have parameters.
     fn session(aggregator: Option<CoreAddresses>) -> Session {
-        let served = |core: u32| ServedShard {
-            shard: shard(core),
-            process: ProcessId(1),
-            addresses: format!("shard:{core}").into(),
-        };
+        let served =
+            |core: u32| ServedShard::original(shard(core), ProcessId(1), format!("shard:{core}").into());
         let config = WorkerConfig {
             job: "test".into(),
             rank: Some(WorkerId(3)),
@@ -573,7 +593,7 @@ mod tests {
         let outputs: Vec<Output> = std::iter::from_fn(|| session.poll_any_output()).collect();
         let attempt = |output| match output {
             Output::Connect { connection, address } => {
-                connection.shard().map(|_| (connection, address, session.hello(connection).from))
+                connection.shard().map(|_| (connection, address, session.hello(connection, 7).from))
             }
             other => panic!("nothing else is wanted yet: {other:?}"),
         };
@@ -597,7 +617,7 @@ mod tests {
         let expected = |again: [bool; 2]| {
             [0, 1].map(|core| {
                 let shard = shard(core as u32);
-                let party = Party::Through { rank, shard, again: again[core] };
+                let party = Party::Through { rank, shard, pushed: again[core].then_some(7) };
                 (ConnectionId::AggregatorFor(shard), "aggregator".to_owned(), party)
             })
         };

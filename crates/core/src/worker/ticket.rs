@@ -658,6 +658,7 @@ mod tests {
             workers: vec![],
             readers: vec![],
             receivers: vec![],
+            served: Vec::new(),
             shards: vec![],
             packs: vec![],
             aggregators: vec![],

@@ -309,7 +309,7 @@ impl Traffic {
 
     /// The clock that the coordinator may have missed the report of.
     pub(super) fn unheard_report(&self) -> Option<Clock> {
-        self.scheduler.repeat(self.iteration.clock())
+        self.scheduler.repeat()
     }
 
     /// Time has passed for partial pulls, which do not wait for all blocks for ever.

@@ -41,6 +41,7 @@ impl<C: RoleCell> EventLoop<C> {
                     }
                 }
                 Output::Listen => self.open_listeners(),
+                Output::Remember { state } => self.cell.remember(state),
                 Output::Archive(request) => self.archivist.ask(*request),
                 Output::Log(level, line) => self.setup.log.line(level, &line),
                 Output::Stop { error } => {

@@ -46,6 +46,9 @@ const MEMBERS: &str = "`server=N`, `worker=N`, `aggregator=N` or `coordinator`";
 const LINKS: &str = "`server=N`, `worker=N`, `aggregator=N`, `coordinator`, `edge=N`, `aggregation=N` or `core`, with `*` for \
                      every number, and `:up` or `:down` behind it for one direction";
 
+/// Spare cores are numbered by their server, and then one after the other.
+pub const SPARES_OF_A_SERVER: u32 = 16;
+
 impl Hosts {
     /// The places of a scenario. The error says what in it cannot be placed.
     pub fn of(scenario: &Scenario) -> Result<Hosts, ScenarioError> {
@@ -79,6 +82,7 @@ impl Hosts {
     pub fn host(&self, node: NodeId) -> HostId {
         self.host_of(match node {
             NodeId::Shard(id) => Member::Server(id.server.0),
+            NodeId::Spare(number) => Member::Server(number >> SPARES_OF_A_SERVER),
             NodeId::Worker(id) => id.reader_number().map_or(Member::Worker(id.0), Member::Reader),
             NodeId::Aggregator(id) => Member::Aggregator(id.0 / self.aggregator_cores),
             NodeId::Coordinator | NodeId::Admin(_) => Member::Coordinator,

@@ -34,6 +34,8 @@ pub struct Drawn {
     pub restarts: Vec<(NodeId, Time, Duration)>,
     /// Shards in whose place another process goes on, and when.
     pub handovers: Vec<(ShardId, Time)>,
+    /// Servers that die once every shard has a copy, from when on, and how long they stay away.
+    pub deaths: Vec<(ServerId, Time, Duration)>,
     /// When further workers are started.
     pub joins: Vec<Time>,
     /// Nodes that are cut off, and when.
@@ -72,7 +74,7 @@ impl Drawn {
         // Faults are for the time that the job takes, more or less.
         let expected_s = scenario.iterations as f64 * scenario.compute.step_ms * 2e-3;
         let heal_at = Time::from_secs_f64(0.1 + expected_s * dice.between(0.2, 2.0));
-        let Faults { words, mut mortal, reborn } = faults(&mut dice, &scenario, heal_at);
+        let Faults { words, mortal, reborn } = faults(&mut dice, &scenario, heal_at);
         scenario.faults = words;
         let mut partitions = partitions(&mut dice, &scenario, heal_at);
         let mut closures = closures(&mut dice, &scenario, heal_at);
@@ -89,14 +91,7 @@ impl Drawn {
             &mut closures,
             &mut restarts,
         );
-        // What an aggregator held is lost with it: its workers are told to give up.
-        let is_restarted = |id| {
-            let mut cores = scenario.rack_of(id).into_iter().chain([id]).flat_map(|id| scenario.cores_of(id));
-            cores.any(|core| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(core)))
-        };
         let joins = joins(&mut Dice::new(Prng::fork(seed, 0x6a6f_696e)), heal_at);
-        let behind = (0..scenario.workers + joins.len() as u32).map(WorkerId);
-        mortal.extend(behind.filter(|worker| scenario.aggregator_of(*worker).is_some_and(is_restarted)));
         slow_connections(&mut Dice::new(Prng::fork(seed, 0x736c_6f77)), &mut scenario);
         windows(&mut Dice::new(Prng::fork(seed, 0x7769_6e64)), &mut scenario);
         tiers(&mut Dice::new(Prng::fork(seed, 0x7469_6572)), &mut scenario, heal_at);
@@ -107,6 +102,7 @@ impl Drawn {
         local(&mut Dice::new(Prng::fork(seed, 0x6c6f_6361)), &components, wanted, &mut scenario)?;
         transmission(&mut Dice::new(Prng::fork(seed, 0x7472_616e)), &mut scenario);
         held(&mut Dice::new(Prng::fork(seed, 0x6865_6c64)), &components, wanted, registry, &mut scenario)?;
+        coordinator(&mut Dice::new(Prng::fork(seed, 0x636f_6f72)), &mut scenario, heal_at);
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
         let slabs = dice.chance(0.4) && wanted.has_dense;
         // What a server refuses is not counted; and an application that goes on without it keeps others waiting at a
@@ -135,16 +131,25 @@ impl Drawn {
         };
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
         let step = 4.0 * slowest_step + 0.2 + passage_s(&scenario, workers) + crossing_s(&scenario, workers);
-        let budget = 120.0 + scenario.iterations as f64 * step;
+        let budget = 140.0 + scenario.iterations as f64 * step;
         let deadline = heal_at + Duration::from_secs_f64(budget);
         let components = components::used(registry, &scenario);
         let handovers = handovers(&mut Dice::new(Prng::fork(seed, 0x696d_6167)), &scenario, heal_at);
+        let mut handovers = handovers;
+        let deaths = deaths(&mut Dice::new(Prng::fork(seed, 0x6465_6164)), &mut scenario, heal_at);
+        if !deaths.is_empty() {
+            // Another fault at the same time may be one too many.
+            handovers.clear();
+            partitions.clear();
+            closures.clear();
+        }
         Ok(Drawn {
             scenario,
             play,
             components,
             restarts,
             handovers,
+            deaths,
             joins,
             partitions,
             closures,
@@ -163,6 +168,9 @@ impl Drawn {
         }
         for (shard, at) in &self.handovers {
             cluster.replace_by_image(*shard, *at);
+        }
+        for (server, at, after) in &self.deaths {
+            cluster.crash_copied_server(*server, *at, self.heal_at, Some(*after));
         }
         for at in &self.joins {
             cluster.join_later(*at);
@@ -273,6 +281,13 @@ impl fmt::Display for Drawn {
         }
         for (shard, at) in &self.handovers {
             write!(f, "; another process goes on in the place of {shard} at {:.2} s", at.as_secs_f64())?;
+        }
+        if self.scenario.replicas > 0 {
+            write!(f, "; every shard has a copy")?;
+        }
+        for (server, at, after) in &self.deaths {
+            let (at, after) = (at.as_secs_f64(), after.as_secs_f64());
+            write!(f, "; {server} dies after {at:.2} s and is started anew {after:.3} s later")?;
         }
         for at in &self.joins {
             write!(f, "; another worker comes at {:.2} s", at.as_secs_f64())?;
@@ -518,7 +533,7 @@ fn readers(dice: &mut Dice, scenario: &mut Scenario) {
 fn restarts(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Duration)> {
     let mut restarts = Vec::new();
     for id in 0..scenario.aggregators {
-        if dice.chance(0.15) {
+        if dice.chance(0.4) {
             restarts.push(restart(dice, NodeId::Aggregator(AggregatorId(id)), heal_at));
         }
     }
@@ -539,6 +554,21 @@ fn handovers(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(ShardI
         (ShardId { server, core }, Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64())))
     };
     (0..count).map(handover).collect()
+}
+
+/// Sometimes every shard has a copy, and servers die one after the other.
+fn deaths(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) -> Vec<(ServerId, Time, Duration)> {
+    if scenario.servers < 2 || !dice.chance(0.3) {
+        return Vec::new();
+    }
+    scenario.replicas = 1;
+    let count = dice.whole(1, 4);
+    let death = |_| {
+        let server = ServerId(dice.whole(0, u64::from(scenario.servers) - 1) as u32);
+        let at = Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64()));
+        (server, at, Duration::from_secs_f64(dice.magnitude(1e-3, 2.0)))
+    };
+    (0..count).map(death).collect()
 }
 
 /// When further workers are started, as a job that runs takes them in.
@@ -607,6 +637,19 @@ fn faults(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Faults {
         mortal.insert(WorkerId(sleeps as u32));
     }
     Faults { words: faults, mortal, reborn }
+}
+
+/// The coordinator dies, and is started anew with what it has stored: at once, after a while, or so late that everybody who needs it waits. Not
+/// so late that those give up who have never reached it.
+fn coordinator(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) {
+    if !dice.chance(0.25) {
+        return;
+    }
+    let heal_ms = heal_at.as_secs_f64() * 1e3;
+    for _ in 0..dice.whole(1, 3) {
+        let (at, after) = (dice.between(0.0, heal_ms), dice.magnitude(1.0, 20_000.0));
+        scenario.faults.push(format!("coordinator:crash@{at:.3}ms,restart={after:.3}ms"));
+    }
 }
 
 fn partitions(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(Vec<NodeId>, Time, Time)> {
@@ -681,7 +724,7 @@ fn rack_aggregators(
             *node = cores[dice.below(cores.len())];
         }
     }
-    if dice.chance(0.1) {
+    if dice.chance(0.5) {
         let node = cores[dice.below(cores.len())];
         restarts.push(restart(dice, node, heal_at));
     }

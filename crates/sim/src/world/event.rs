@@ -33,6 +33,10 @@ pub(super) enum Event {
     Resume { node: usize },
     /// A fault.
     Crash { node: usize },
+    /// A fault of all nodes of a process.
+    CrashProcess { process: u32, death: usize },
+    /// What a node asked for is on its disk.
+    Stored { node: usize, life: u32, state: Vec<u8> },
     /// The node is started anew.
     Restart { node: usize, rebirth: usize },
     /// Another process takes the place of the node.

@@ -1,19 +1,25 @@
 //! A node: a role, its connections, and how it lives.
 
+use super::World;
 use super::event::Event;
 use super::reader::Reader;
 use crate::network::HostId;
+use paramill_core::address::Addresses;
 use paramill_core::prng::Prng;
 use paramill_core::role::Role;
 use paramill_core::types::{ConnectionId, NodeId, Time};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::rc::Rc;
 use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct Node<R> {
     pub(super) id: NodeId,
     pub(super) host: HostId,
+    /// The process that it belongs to, where several nodes do.
+    pub(super) process: Option<u32>,
     pub(super) role: R,
     /// Decides the jitter of what it sends outside of connections.
     pub(super) dice: Prng,
@@ -34,6 +40,35 @@ pub(super) struct Node<R> {
     /// Events since its role was last asked whether its account of itself adds up.
     pub(super) unchecked: usize,
     pub(super) ended: Option<Ended>,
+    pub(super) disk: Disk,
+}
+
+/// What a node has stored, which outlives its process.
+pub type Disk = Rc<RefCell<Option<Vec<u8>>>>;
+
+/// How long a node's disk takes.
+pub(super) const STORING: Duration = Duration::from_millis(2);
+
+impl<R: Role> Node<R> {
+    /// Its role is told where others reach it.
+    pub(super) fn listen(&mut self, now: Time, addresses: Addresses) {
+        self.role.handle_listening(now, Some(addresses));
+    }
+
+    /// What happens when this process has stored a state.
+    pub(super) fn storing(&self, node: usize, state: Vec<u8>) -> Event {
+        Event::Stored { node, life: self.life, state }
+    }
+
+    /// A state is on the disk. Whether the process is there that asked for it.
+    pub(super) fn stored(&mut self, now: Time, life: u32, state: Vec<u8>) -> bool {
+        let is_there = life == self.life;
+        if is_there {
+            *self.disk.borrow_mut() = Some(state);
+            self.role.handle_remembered(now);
+        }
+        is_there
+    }
 }
 
 impl<R> Node<R> {
@@ -41,6 +76,7 @@ impl<R> Node<R> {
         Node {
             id,
             host,
+            process: None,
             role,
             dice,
             connections: BTreeMap::new(),
@@ -54,11 +90,17 @@ impl<R> Node<R> {
             postponed: VecDeque::new(),
             unchecked: 0,
             ended: None,
+            disk: Disk::default(),
         }
     }
 }
 
 impl<R: Role> Node<R> {
+    /// Its name to those who watch: the shard that a node serves may have been another's before.
+    pub(super) fn name(&self) -> NodeId {
+        self.role.node().filter(|node| matches!(node, NodeId::Shard(_))).unwrap_or(self.id)
+    }
+
     /// Whether the role's account of itself adds up.
     pub(super) fn check(&self) -> Result<(), String> {
         let Node { id, role, .. } = self;
@@ -78,6 +120,43 @@ type Build<R> = dyn FnOnce(Time, &R) -> R;
 impl<R> fmt::Debug for Rebirth<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Rebirth")
+    }
+}
+
+/// How a process dies.
+pub struct Death<R> {
+    /// Whether it may.
+    pub may_die: Box<dyn Fn(&World<R>) -> bool>,
+    /// It does not die later than that.
+    pub until: Time,
+    /// How long after its death its nodes are started anew.
+    pub after: Duration,
+    /// These nodes, and what makes their roles.
+    pub restarts: Vec<(NodeId, Box<dyn FnOnce(Time) -> R>)>,
+}
+
+impl<R> fmt::Debug for Death<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Death")
+    }
+}
+
+/// A node that is started by another one of its process.
+pub struct Newcomer<R> {
+    /// Its name.
+    pub id: NodeId,
+    /// Where others reach it.
+    pub address: String,
+    /// Its role.
+    pub role: R,
+}
+
+/// Makes the nodes that others start.
+pub(super) struct Starter<R>(pub(super) Box<dyn Fn(Time, NodeId, &R) -> Newcomer<R>>);
+
+impl<R> fmt::Debug for Starter<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Starter")
     }
 }
 
@@ -103,5 +182,6 @@ pub(super) fn label(id: NodeId) -> u64 {
         NodeId::Worker(worker) => 3 << 40 | u64::from(worker.0),
         NodeId::Shard(shard) => 4 << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core),
         NodeId::Aggregator(aggregator) => 5 << 40 | u64::from(aggregator.0),
+        NodeId::Spare(number) => 6 << 40 | u64::from(number),
     }
 }

@@ -50,7 +50,7 @@ impl Role for Toy {
         self.greeted += 1;
         match hello.from {
             Party::Worker { rank: Some(rank) } if hello.job == "toy" => {
-                Ok(Welcome { you: NodeId::Worker(rank), incarnation: 1 })
+                Ok(Welcome { you: NodeId::Worker(rank), incarnation: 1, session: 0 })
             }
             _ => Err(Refusal { reason: "not a toy".into(), retry: false }),
         }

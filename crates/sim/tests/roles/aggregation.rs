@@ -2,7 +2,7 @@
 
 use super::{W, job};
 use crate::bench::Bench;
-use crate::processes::{aggregator, worker_through};
+use crate::processes::worker_through;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::table::TableSpec;
@@ -339,21 +339,6 @@ fn workers_have_what_the_servers_have_after_a_switch() {
     let expected = bench.parameters(W, ELEMENTS);
     for worker in bench.workers() {
         assert_eq!(worker.values(W), expected);
-    }
-}
-
-#[test]
-fn an_aggregator_that_was_started_anew_is_refused_by_its_workers() {
-    let mut bench = started(arrival(1, 1, "bsp"), &[0]);
-    let node = bench.aggregator_node(0);
-    bench.world.crash(node, bench.now());
-    bench.world.restart(node, bench.now(), |now| aggregator(now, 900, 0));
-    bench.run();
-    let ticket = push(&mut bench, 0);
-    bench.pass(3.0);
-    match bench.outcome(0, ticket) {
-        Some(Err(error)) => assert!(error.to_string().contains("was started anew"), "{error}"),
-        other => panic!("{other:?} {:?}", bench.log()),
     }
 }
 

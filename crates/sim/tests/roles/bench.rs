@@ -7,6 +7,7 @@ use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::policy::PolicyOverride;
 use paramill_core::registry::Registry;
+use paramill_core::replica::Replica;
 use paramill_core::server::Shard;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
@@ -172,12 +173,16 @@ impl Bench {
 
     pub(crate) fn shard(&self, index: usize) -> &Shard {
         let Actor::Shard(role) = self.actor(self.shard_node(index)) else { panic!("not a shard") };
+        role.shard().expect("it serves a shard")
+    }
+
+    pub(crate) fn replica_mut(&mut self, index: usize) -> &mut Replica {
+        let Actor::Shard(role) = self.actor_mut(self.shard_node(index)) else { panic!("not a shard") };
         role
     }
 
     pub(crate) fn shard_mut(&mut self, index: usize) -> &mut Shard {
-        let Actor::Shard(role) = self.actor_mut(self.shard_node(index)) else { panic!("not a shard") };
-        role
+        self.replica_mut(index).shard_mut().expect("it serves a shard")
     }
 
     pub(crate) fn shards(&self) -> impl Iterator<Item = &Shard> {

@@ -30,6 +30,8 @@ mod psp;
 mod quorum;
 mod reader_rights;
 mod readers;
+mod recovery;
+mod restarted_aggregators;
 mod slabs;
 mod stacked;
 mod table_iii;

@@ -76,11 +76,11 @@ fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
         tables: vec![TableSpec::dense("w", [20])],
         parts: vec![vec![]],
         whole: vec![],
-        shards: vec![ServedShard {
-            shard: ShardId { server: ServerId(0), core: 0 },
-            process: ProcessId(100),
-            addresses: "shard:0".into(),
-        }],
+        shards: vec![ServedShard::original(
+            ShardId { server: ServerId(0), core: 0 },
+            ProcessId(100),
+            "shard:0".into(),
+        )],
         workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: Policy::default().with(Axis::Chunk, "32B"),

@@ -3,7 +3,8 @@
 use paramill_core::address::CoreAddresses;
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::registry::Registry;
-use paramill_core::server::{Shard, ShardConfig};
+use paramill_core::replica::Replica;
+use paramill_core::server::ShardConfig;
 use paramill_core::types::{ProcessId, Time, WorkerId};
 use paramill_core::worker::{Access, Worker, WorkerConfig};
 use paramill_sim::actor::Actor;
@@ -63,7 +64,7 @@ pub(crate) fn shard(now: Time, process: u64, index: u32, cores: u32) -> Actor {
         coordinator: ADDRESS.into(),
         digest_every: 1,
     };
-    Actor::Shard(Box::new(Shard::new(now, config, Arc::new(Registry::builtin()))))
+    Actor::Shard(Box::new(Replica::new(now, config, Arc::new(Registry::builtin()))))
 }
 
 pub(crate) fn aggregator(now: Time, process: u64, index: usize) -> Actor {

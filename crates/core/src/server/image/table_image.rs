@@ -3,7 +3,7 @@
 use super::floats::Floats;
 use crate::consistency::{Admit, ControllerImage};
 use crate::intake::IntakeImage;
-use crate::server::table_shard::{Kept, PublicationImage, RoundsImage, SkippedSteps};
+use crate::server::table_shard::{Kept, Loose, PublicationImage, RoundsImage, SkippedSteps};
 use crate::types::Clock;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,7 @@ pub struct TableImage {
     pub(in crate::server) controller: ControllerImage,
     pub(in crate::server) rounds: RoundsImage,
     pub(in crate::server) intake: IntakeImage<Admit, Kept>,
+    pub(in crate::server) loose: Loose,
     pub(in crate::server) publication: Option<PublicationImage>,
 }
 

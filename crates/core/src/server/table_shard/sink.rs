@@ -1,10 +1,11 @@
 //! The sink of a shard's intake: gradients go into the round that the consistency controller names, or into a step at once.
 
 use super::gradient::{CellGradient, Staged};
+use super::loose::Loose;
 use super::rounds::Rounds;
 use super::store::{Arrival, EarlyStep, Store};
 use crate::consistency::{Admit, Controller};
-use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink};
+use crate::intake::{Admission, GradientFrame, Intake, Push, PushFrame, Sink};
 use crate::limits;
 use crate::policy::{Order, Reduce};
 use crate::server::accumulators::Accumulators;
@@ -12,6 +13,7 @@ use crate::table::Layout;
 use crate::types::{Clock, WorkerId};
 use crate::wire::{Cause, Fault, frame};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 
 /// State of a push under way on a shard.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -37,6 +39,7 @@ pub(super) struct GradientSink<'a> {
     pub(super) layout: &'a Layout,
     pub(super) controller: &'a mut Controller,
     pub(super) rounds: &'a mut Rounds,
+    pub(super) loose: &'a mut Loose,
     pub(super) store: &'a mut Store,
     pub(super) accumulators: &'a mut Accumulators,
     pub(super) order: Order,
@@ -75,6 +78,10 @@ impl Sink for GradientSink<'_> {
         push: &mut Push<Admit, Kept>,
         gradient: GradientFrame<'_>,
     ) -> Result<bool, Fault> {
+        if self.loose.has(frame.worker, frame.push.clock, gradient.index()) {
+            // An aggregator brought it before it died.
+            return Ok(false);
+        }
         if self.controller.policy().model.wants_significance() {
             push.kept.squared_norm += gradient.values().squared_norm();
         }
@@ -99,6 +106,7 @@ impl Sink for GradientSink<'_> {
         let significance = wants_significance
             .then(|| push.kept.squared_norm.sqrt() / self.store.parameter_norm().max(f64::MIN_POSITIVE));
         let (worker, clock, admit) = (push.worker(), push.clock(), push.destination());
+        self.loose.complete(worker, clock);
         let staged = push.kept.staged;
         if admit == Admit::Now && !staged.is_empty() {
             let arrival = self.arrival(frame);
@@ -247,13 +255,55 @@ impl GradientSink<'_> {
         is_stepped
     }
 
-    /// The destination of a sum of gradients.
-    pub(super) fn admit_sum(&self, sum: &frame::Sum) -> Result<Admit, Fault> {
-        if !(1..=limits::MAX_WORKERS).contains(&sum.gradients) {
-            return Err(self.layout.shape_fault(format!("a sum of {} gradients", sum.gradients)));
+    /// The destination of a sum of these workers' gradients.
+    pub(super) fn admit_sum(&self, sum: &frame::Sum, contributors: &[WorkerId]) -> Result<Admit, Fault> {
+        if sum.gradients == 0 || sum.gradients as usize != contributors.len() {
+            let (gradients, workers) = (sum.gradients, contributors.len());
+            return Err(self
+                .layout
+                .shape_fault(format!("a sum of {gradients} gradients of {workers} workers")));
         }
         self.check_initialised()?;
+        if let Some(worker) = contributors.iter().find(|worker| self.loose.is_full(**worker, sum.clock)) {
+            let message = format!(
+                "sums of table `{}` have gradients of too many pushes of {worker} that are not complete",
+                self.layout.name()
+            );
+            return Err(Fault { cause: Cause::TooFarAhead, message });
+        }
         admit_sum(self.controller, self.layout, sum.clock)
+    }
+
+    /// Whether a worker's gradient of a sum's chunk is here. What a predecessor of the worker has left is not looked at: the worker
+    /// begins at a later clock.
+    pub(super) fn has_gradient(
+        &self,
+        intake: &Intake<Admit, Kept>,
+        worker: WorkerId,
+        sum: &frame::Sum,
+        index: usize,
+    ) -> bool {
+        let clock = sum.clock;
+        let Some(known) = self.controller.state().worker(worker).filter(|known| clock >= known.first())
+        else {
+            return false;
+        };
+        let is_past = |push: &Push<Admit, Kept>| match push.clock().cmp(&clock) {
+            Ordering::Less => false,
+            Ordering::Equal if self.layout.is_sparse() => push.last_chunk() >= Some(sum.chunk),
+            Ordering::Equal => push.frames() as usize > index,
+            Ordering::Greater => true,
+        };
+        known.pushed().is_some_and(|pushed| clock <= pushed)
+            || self.loose.has(worker, clock, index)
+            || intake.under_way(worker).is_some_and(is_past)
+    }
+
+    /// A worker's gradient of a chunk came in a sum.
+    pub(super) fn note_loose(&mut self, worker: WorkerId, clock: Clock, index: usize) {
+        if self.controller.state().worker(worker).is_some_and(|known| clock >= known.first()) {
+            self.loose.add(worker, clock, index);
+        }
     }
 
     /// Adds the sum of some workers' gradients of one chunk.

@@ -35,7 +35,7 @@ impl Role for Fragile {
             let frame = Frame { header, body: Body::Stored { buffer: 0, start: 0, len: 64 } };
             self.outputs.extend([Output::send(you, frame), Output::Log(Level::Info, "the last line".into())]);
         }
-        Ok(Welcome { you, incarnation: 0 })
+        Ok(Welcome { you, incarnation: 0, session: 0 })
     }
 
     fn hello(&self, _connection: ConnectionId) -> Hello {

@@ -76,14 +76,14 @@ proptest! {
                 Act::ResetWorker(rank, server) => {
                     let (rank, shard) = (WorkerId(rank), shard_id(server));
                     aggregator.handle_disconnected(now, ConnectionId::WorkerFor(rank, shard), &Lost::Broken("x".into()));
-                    let from = Party::Through { rank, shard, again: true };
+                    let from = Party::Through { rank, shard, pushed: Some(0) };
                     drop(aggregator.accept(now, &Hello { job: "test".into(), from, incarnation: u64::from(rank.0) + 1 }));
                     drain(aggregator)
                 }
                 Act::ResetServer(server) => {
                     let peer = NodeId::Shard(shard_id(server));
                     aggregator.handle_disconnected(now, peer.into(), &Lost::Broken("x".into()));
-                    let welcome = Welcome { you: aggregator.node().expect("it has joined"), incarnation: 200 };
+                    let welcome = Welcome { you: aggregator.node().expect("it has joined"), incarnation: 200, session: 0 };
                     aggregator.handle_connected(now, peer.into(), &welcome);
                     drain(aggregator)
                 }

@@ -334,7 +334,7 @@ fn a_shard_serves_no_plan_that_gives_it_to_another_process() {
         bench.run();
         let server = ServerId(0);
         let part = paramill_core::placement::Part { server, start: 0, len: 4 };
-        let shard = ServedShard { shard: shard_id(0), process, addresses: "shard:0".into() };
+        let shard = ServedShard::original(shard_id(0), process, "shard:0".into());
         let plan = Plan {
             epoch: 1,
             tables: vec![TableSpec::dense("w", [4])],
@@ -351,7 +351,7 @@ fn a_shard_serves_no_plan_that_gives_it_to_another_process() {
         };
         let plan = message(&Control::Plan(Box::new(plan)));
         let now = bench.now();
-        let outputs = say(bench.shard_mut(0), now, NodeId::Coordinator, &plan);
+        let outputs = say(bench.replica_mut(0), now, NodeId::Coordinator, &plan);
         outputs.into_iter().find_map(|output| match output {
             Output::Stop { error } => error,
             _ => None,

@@ -233,10 +233,12 @@ pub(crate) fn honest_tables() -> Vec<TableSpec> {
 /// A plan that is right but for a few of its fields.
 fn plan() -> impl Strategy<Value = Plan> {
     let part = |server, start, len| Part { server: ServerId(server), start, len };
-    let shard = |server, core| ServedShard {
-        shard: ShardId { server: ServerId(server), core },
-        process: ProcessId(u64::from(server) + 100),
-        addresses: format!("shard:{server}").into(),
+    let shard = |server, core| {
+        ServedShard::original(
+            ShardId { server: ServerId(server), core },
+            ProcessId(u64::from(server) + 100),
+            format!("shard:{server}").into(),
+        )
     };
     let honest = Plan {
         epoch: 1,
@@ -454,10 +456,10 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
         }),
         1 => Just(Party::Command),
         2 => (number(), rank()).prop_map(|(process, id)| Party::Aggregator { process: ProcessId(process), id: id.map(AggregatorId) }),
-        1 => (small(), small(), small(), any::<bool>()).prop_map(|(rank, server, core, again)| Party::Through {
+        1 => (small(), small(), small(), rank()).prop_map(|(rank, server, core, pushed)| Party::Through {
             rank: WorkerId(rank),
             shard: ShardId { server: ServerId(server), core },
-            again
+            pushed: pushed.map(u64::from)
         }),
     ];
     let job = prop_oneof![9 => Just("test".to_owned()), 1 => name()];

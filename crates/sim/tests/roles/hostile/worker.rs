@@ -60,7 +60,7 @@ proptest! {
                 Act::Reset(server) => {
                     let peer = NodeId::Shard(shard_id(server));
                     worker.handle_disconnected(now, peer.into(), &Lost::Broken("reset".into()));
-                    let welcome = paramill_core::wire::Welcome { you: NodeId::Worker(WorkerId(0)), incarnation: 1 };
+                    let welcome = paramill_core::wire::Welcome { you: NodeId::Worker(WorkerId(0)), incarnation: 1, session: 0 };
                     worker.handle_connected(now, peer.into(), &welcome);
                 }
                 // What the application asks for may be refused; it must not be surprised either.
@@ -215,11 +215,7 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         tables: vec![TableSpec::dense("w", [4])],
         parts: vec![vec![part]],
         whole: vec![],
-        shards: vec![ServedShard {
-            shard: shard_id(0),
-            process: ProcessId(100),
-            addresses: "shard:0".into(),
-        }],
+        shards: vec![ServedShard::original(shard_id(0), ProcessId(100), "shard:0".into())],
         workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: Policy::default().with(Axis::Chunk, "16B"),
