@@ -1,12 +1,14 @@
 //! What was typed. What it means is worked out in [`crate::plan`].
 
 mod bench;
+mod chaos;
 mod checkpoint;
 mod job;
 
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BroadcastArgs, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Send, Transport,
 };
+pub(crate) use chaos::{ChaosArgs, ChaosProcessArgs};
 pub(crate) use checkpoint::CheckpointArgs;
 pub(crate) use job::{JobArgs, PolicyArgs};
 
@@ -101,6 +103,7 @@ pub(crate) enum Command {
     Components(ComponentsArgs),
     Sim(SimArgs),
     Bench(BenchArgs),
+    Chaos(ChaosArgs),
     Doctor(DoctorArgs),
     /// A worker process of `train --processes`: its plan comes on stdin.
     #[command(name = "worker-process", hide = true)]
@@ -111,6 +114,9 @@ pub(crate) enum Command {
     /// A process of `bench`: its part comes on stdin.
     #[command(name = "bench-process", hide = true)]
     BenchProcess,
+    /// A worker process of `chaos tags`.
+    #[command(name = "chaos-process", hide = true)]
+    ChaosProcess(ChaosProcessArgs),
 }
 
 /// Train a model and report what came of it.
@@ -320,6 +326,9 @@ pub(crate) struct CoordinateArgs {
     /// 0 before its initial values had arrived.
     #[arg(long, value_name = "TIME", default_value = "0s")]
     pub(crate) restart_grace: Span,
+    /// Copies of each shard that are kept on other servers: 1, or 0 for none.
+    #[arg(long, value_name = "R", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1))]
+    pub(crate) replicas: u32,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
 }

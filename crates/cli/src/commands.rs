@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod bench;
+mod chaos;
 mod checkpoint;
 mod components;
 mod config;
@@ -15,6 +16,8 @@ mod sim;
 mod status;
 mod subscribe;
 mod train;
+
+pub(crate) use chaos::Kind as ChaosKind;
 
 use crate::args::Command;
 use crate::failure::Failure;
@@ -32,6 +35,8 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::KeeperProcess => keeper::run(),
         Command::Bench(args) => bench::run(&args, &registry, output),
         Command::BenchProcess => bench::run_process(&registry),
+        Command::Chaos(mut args) => chaos::run(&mut args, &registry, output),
+        Command::ChaosProcess(args) => chaos::run_process(&args),
         Command::Components(args) => components::run(&args, &registry, output),
         Command::Config(args) => config::run(&args, &registry, output),
         Command::Reproduce(args) => reproduce::run(&args, output),

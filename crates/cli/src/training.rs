@@ -7,9 +7,10 @@ mod tally;
 mod worker;
 
 pub(crate) use processes::{
-    AggregatorAnnouncement, Announcement, Ending, end_with_parent, restart_grace, run_worker_process,
-    start_aggregators, start_servers,
+    AggregatorAnnouncement, Announcement, Ending, Message, end_with_parent, restart_grace,
+    run_worker_process, start_aggregators, start_servers,
 };
+pub(crate) use worker::JobEnd;
 
 use crate::args::CheckpointArgs;
 use crate::output::Output;

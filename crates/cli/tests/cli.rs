@@ -58,6 +58,7 @@ fn help_teaches_every_command_by_example() {
         "doctor",
         "sim",
         "bench",
+        "chaos",
     ];
     for command in commands {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is missing in:\n{top}");

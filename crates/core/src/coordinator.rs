@@ -349,11 +349,12 @@ impl Coordinator {
             }
         }
         while let Some(epochs) = &self.epochs
-            && let Some((server, spares)) = self.replication.poll_drained(epochs.newest())
+            && let Some(server) = self.replication.poll_drained(epochs.newest())
         {
             self.note(format!("{server} is drained, and leaves"));
-            let stop = Control::Stop { error: None };
-            spares.into_iter().for_each(|number| self.send(NodeId::Spare(number), &stop));
+        }
+        while let Some(number) = self.replication.poll_leaving() {
+            self.send(NodeId::Spare(number), &Control::Stop { error: None });
         }
     }
 

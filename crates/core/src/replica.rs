@@ -23,7 +23,7 @@ use crate::wire::control::{self, frame};
 use crate::wire::{Change, Control, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome};
 use entry::Event;
 use log::Log;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// One data core of a server: it serves a shard, keeps a copy of one, or waits to be given one.
@@ -60,6 +60,8 @@ struct Serving {
     epoch: u32,
     /// A time-out is logged and not applied yet.
     has_timeout: bool,
+    /// Copies that are to begin with an image, which is made when all inputs are applied and no connection stands.
+    beginning: BTreeMap<u32, ProcessId>,
 }
 
 /// A core that serves nothing.
@@ -117,6 +119,7 @@ impl Replica {
                 log: Log::default(),
                 epoch: 0,
                 has_timeout: false,
+                beginning: BTreeMap::new(),
             }),
             shift: 0,
             connections: BTreeSet::new(),
@@ -363,21 +366,27 @@ impl Replica {
             self.outputs.push_back(Output::Disconnect { connection });
         }
         self.shift = i64::try_from(i128::from(time.0) - i128::from(now.0)).unwrap_or(0);
-        self.config.server = Some(id.server);
-        self.config.core = id.core;
+        // The core's own number stays: it tells the spare cores of a process apart.
+        let config = ShardConfig { server: Some(id.server), core: id.core, ..self.config.clone() };
         let why = Lost::Broken(format!("{id} is served by another process"));
         let mut connections = std::mem::take(&mut self.connections);
         connections.insert(NodeId::Coordinator.into());
         connections.into_iter().for_each(|connection| shard.handle_disconnected(time, connection, &why));
         discard(&mut shard);
         let epoch = plan.epoch;
-        shard.take_over(time, self.config.clone(), plan);
+        shard.take_over(time, config, plan);
         self.outputs.push_back(Output::Log(Level::Info, format!("serves {id} from now on")));
         // Whoever gets frames of the former shard has them by now, or blanks.
         self.blank = vec![0; limits::MAX_DATA_BYTES];
         let coordinator = Link::new(now, NodeId::Coordinator, self.config.coordinator.clone());
-        self.mode =
-            Mode::Serving(Serving { shard, coordinator, log: Log::default(), epoch, has_timeout: false });
+        self.mode = Mode::Serving(Serving {
+            shard,
+            coordinator,
+            log: Log::default(),
+            epoch,
+            has_timeout: false,
+            beginning: BTreeMap::new(),
+        });
     }
 
     /// What the process that serves a shard sends to a copy.
@@ -428,7 +437,6 @@ impl Replica {
     fn accept_copy(&mut self, now: Time, party: CopyHello) -> Result<Welcome, Refusal> {
         let refuse = |reason: &str| Err(Refusal { reason: reason.into(), retry: true });
         let CopyHello { process, number, shard, has } = party;
-        let at = self.shifted(now);
         let Mode::Serving(serving) = &mut self.mode else { return refuse("this core serves no shard") };
         if serving.shard.id() != Some(shard) || serving.shard.epoch() == 0 {
             return refuse("this core does not serve that shard");
@@ -441,36 +449,48 @@ impl Replica {
             }
             return Ok(welcome);
         }
-        if !serving.log.is_applied() {
-            return refuse("inputs wait for another copy");
-        }
-        let why = Lost::Broken("the shard is copied".into());
-        // Other copies see the same, by the log.
-        for connection in self.connections.clone() {
-            self.outputs.push_back(Output::Disconnect { connection });
-            self.handle_disconnected(now, connection, &why);
-        }
-        let Mode::Serving(serving) = &mut self.mode else { return refuse("this core serves no shard") };
-        if !serving.log.is_applied() {
-            return refuse("inputs wait for another copy");
-        }
-        let image = serving.shard.image().encode();
-        let next = serving.log.begin(number, process);
-        let pieces = image.len().div_ceil(limits::MAX_DATA_BYTES).max(1);
-        for (piece, bytes) in image.chunks(limits::MAX_DATA_BYTES).enumerate() {
-            let flags = if piece + 1 == pieces { Flags::LAST } else { Flags::default() };
-            let header = Header {
-                flags,
-                clock: at.0,
-                request: next,
-                landing: self.config.process.0,
-                payload_bytes: bytes.len() as u32,
-                ..Header::new(Kind::Image)
-            };
-            let frame = Frame { header, body: Body::Bytes(bytes.to_vec()) };
-            self.outputs.push_back(Output::Send { to, frame, priority: None });
-        }
+        serving.beginning.insert(number, process);
+        self.begin_copies(now);
         Ok(welcome)
+    }
+
+    /// Sends images to copies that wait for one, once that can be. Nobody else is taken in until then.
+    fn begin_copies(&mut self, now: Time) {
+        let is_ready = |mode: &Mode| match mode {
+            Mode::Serving(serving) => !serving.beginning.is_empty() && serving.log.is_applied(),
+            Mode::Spare(_) => false,
+        };
+        if !is_ready(&self.mode) {
+            return;
+        }
+        // Other copies see the same, by the log, and are waited for.
+        while let Some(connection) = self.connections.first().copied() {
+            self.outputs.push_back(Output::Disconnect { connection });
+            self.handle_disconnected(now, connection, &Lost::Broken("the shard is copied".into()));
+        }
+        if !is_ready(&self.mode) {
+            return;
+        }
+        let at = self.shifted(now);
+        let Mode::Serving(serving) = &mut self.mode else { return };
+        let image = serving.shard.image().encode();
+        for (number, process) in std::mem::take(&mut serving.beginning) {
+            let next = serving.log.begin(number, process);
+            let pieces = image.len().div_ceil(limits::MAX_DATA_BYTES).max(1);
+            for (piece, bytes) in image.chunks(limits::MAX_DATA_BYTES).enumerate() {
+                let flags = if piece + 1 == pieces { Flags::LAST } else { Flags::default() };
+                let header = Header {
+                    flags,
+                    clock: at.0,
+                    request: next,
+                    landing: self.config.process.0,
+                    payload_bytes: bytes.len() as u32,
+                    ..Header::new(Kind::Image)
+                };
+                let frame = Frame { header, body: Body::Bytes(bytes.to_vec()) };
+                self.outputs.push_back(Output::send(NodeId::Spare(number), frame));
+            }
+        }
     }
 
     fn tell_coordinator(&mut self, message: &Control) {
@@ -519,8 +539,12 @@ impl Role for Replica {
         let Mode::Serving(serving) = &mut self.mode else {
             return Err(Refusal { reason: "this core serves no shard yet".into(), retry: true });
         };
+        if !serving.beginning.is_empty() {
+            return Err(Refusal { reason: "the shard is about to be copied".into(), retry: true });
+        }
         let welcome = serving.shard.check_hello(hello)?;
         self.happen(now, Event::Accepted(hello.clone(), welcome.clone()));
+        self.connections.insert(hello.connection(welcome.you));
         Ok(welcome)
     }
 
@@ -568,8 +592,10 @@ impl Role for Replica {
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match (&mut self.mode, connection) {
             (Mode::Serving(serving), ConnectionId::Node(NodeId::Spare(number))) => {
+                serving.beginning.remove(&number);
                 serving.log.lose(number);
                 self.advance(now);
+                self.begin_copies(now);
             }
             (Mode::Serving(serving), ConnectionId::Node(NodeId::Coordinator)) => {
                 serving.coordinator.disconnected(now, why);
@@ -595,13 +621,17 @@ impl Role for Replica {
     }
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        let is_known = self.connections.contains(&connection);
         match (&mut self.mode, connection) {
             (Mode::Serving(serving), ConnectionId::Node(NodeId::Spare(number))) => {
                 if header.kind == Kind::Entry {
                     serving.log.note(now, number, header.request);
                     self.advance(now);
+                    self.begin_copies(now);
                 }
             }
+            // It was read before the driver heard that the connection ends. Its sender comes back.
+            (Mode::Serving(_), _) if !is_known => {}
             (Mode::Serving(_), ConnectionId::Node(NodeId::Coordinator)) => {
                 // A message that cannot be read is the shard's to complain of.
                 let message = control::decode("control message", payload);
@@ -675,6 +705,7 @@ impl Role for Replica {
                 } else {
                     self.advance(now);
                 }
+                self.begin_copies(now);
             }
             Mode::Spare(spare) => {
                 self.outputs.extend(spare.coordinator.poll(now));

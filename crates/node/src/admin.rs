@@ -1,4 +1,4 @@
-//! Asking and setting things from outside a job: `paramill status`, `paramill set`.
+//! Asking and setting things from outside a job: `paramill status`, `paramill set`, `paramill drain`.
 
 use crate::transport::tcp;
 use crate::url::JobUrl;
@@ -6,6 +6,7 @@ use paramill_core::limits;
 use paramill_core::policy::PolicyOverride;
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::Status;
+use paramill_core::types::ServerId;
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
     Control, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Refusal, WireError, padded,
@@ -111,6 +112,15 @@ impl Admin {
     /// for next comes after the servers do. The answer is a sentence, or why it cannot be changed while the job runs.
     pub fn set(&mut self, change: PolicyOverride) -> Result<String, AdminError> {
         match self.ask(&Control::Set(change))? {
+            Control::Done(sentence) => Ok(sentence),
+            other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
+    /// Moves all shards and copies away from a server, whose process then ends. The answer is a sentence, and comes before the moves
+    /// do: a status tells how far they are.
+    pub fn drain(&mut self, server: ServerId) -> Result<String, AdminError> {
+        match self.ask(&Control::Drain { server })? {
             Control::Done(sentence) => Ok(sentence),
             other => Err(AdminError::Unexpected(format!("{other:?}"))),
         }

@@ -165,6 +165,7 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
         let setup = Setup {
             listeners,
             open: None,
+            start_core: None,
             resolve: tcp::resolve,
             dialler: dialler.clone(),
             waker: ending.wakers[core as usize].clone(),

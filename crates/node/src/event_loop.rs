@@ -142,6 +142,8 @@ pub(crate) struct Setup {
     pub(crate) listeners: Vec<Box<dyn Listener>>,
     /// How to listen where the role asks for it; `None` where nobody could come in.
     pub(crate) open: Option<Opening>,
+    /// Starts another data core in this process; `None` where there are none.
+    pub(crate) start_core: Option<Box<dyn Fn() + Send>>,
     /// How names of hosts become addresses.
     pub(crate) resolve: Resolve,
     /// How peers are reached.
@@ -421,7 +423,7 @@ impl<C: RoleCell> EventLoop<C> {
                 Some(name)
             }
             State::Connecting { name, .. } | State::AwaitWelcome { name, .. } => Some(name),
-            State::AwaitHello { .. } | State::Refused => None,
+            State::AwaitHello { .. } | State::Refused | State::Leaving => None,
         };
         if let Some(name) = name {
             let now = clock::now();

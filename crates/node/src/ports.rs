@@ -62,6 +62,11 @@ impl PortSupply {
         Ok(PortSupply { ports, cores, given: 0, in_use: Vec::new() })
     }
 
+    /// There is one more data core than was said at first.
+    pub(crate) fn expect_another(&mut self) {
+        self.cores += 1;
+    }
+
     /// Listens on the next port that is free, 0 being one that the system chooses. `listen` may be called with several.
     pub(crate) fn listen<T>(&mut self, mut listen: impl FnMut(u16) -> io::Result<T>) -> io::Result<T> {
         let Some(ports) = self.ports else { return listen(0) };
@@ -76,12 +81,16 @@ impl PortSupply {
             }
         }
         let in_use: Vec<String> = self.in_use.iter().map(u16::to_string).collect();
+        let (in_use, remedy) = match in_use.as_slice() {
+            [] => (String::new(), "give more ports"),
+            in_use => (
+                format!(", and these are in use already: {}", in_use.join(", ")),
+                "give more ports, or end the programs that use them",
+            ),
+        };
         let sentence = format!(
-            "ports {ports} are too few: {} data cores need one each, {} got one, and these are in use already: {}; give \
-             more ports, or end the programs that use them",
-            self.cores,
-            self.given,
-            in_use.join(", ")
+            "ports {ports} are too few: {} data cores need one each, {} got one{in_use}; {remedy}",
+            self.cores, self.given
         );
         Err(io::Error::new(io::ErrorKind::AddrInUse, sentence))
     }

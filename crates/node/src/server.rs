@@ -1,19 +1,20 @@
 //! Runs a server: its data cores, one thread each, and the coordinator when this is the first server of a job.
 
+mod threads;
+
 use crate::checkpoint::Archive;
 use crate::clock;
-use crate::event_loop::{EventLoop, Injection, Owned, Rest, RoleCell, Setup, Strangers};
+use crate::event_loop::{Rest, RoleCell};
 use crate::exhaustion;
 use crate::host;
 use crate::log::{Level, Log};
-use crate::pinning::{Pin, Pinning, pin_this_thread};
-use crate::ports::{PortSupply, Ports};
+use crate::pinning::{Pin, Pinning};
+use crate::ports::Ports;
 use crate::rate::Rate;
 use crate::state_store::{Keeper, StatePlace, StateStore};
 use crate::topology;
-use crate::transport::carrier::Listener;
 use crate::transport::memory::{Hub, SCHEME};
-use crate::transport::shm::{self, SharedAllocator};
+use crate::transport::shm::SharedAllocator;
 use crate::transport::tcp::{self, options::SocketOptions};
 use crate::transport::{Dialler, Transport};
 use crate::waker::Waker;
@@ -23,16 +24,15 @@ use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::role::Role;
-use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::status::Status;
-use paramill_core::types::{ProcessId, ServerId};
+use paramill_core::types::ServerId;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::{TcpListener, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Duration;
+use threads::{Thread, Threads};
 
 /// What a server needs to know.
 #[derive(Debug, Clone)]
@@ -108,12 +108,7 @@ impl ServerConfig {
 /// A server whose threads run.
 #[derive(Debug)]
 pub struct Server {
-    threads: Vec<JoinHandle<Result<(), String>>>,
-    stop: Arc<AtomicBool>,
-    wakers: Vec<Arc<Waker>>,
-    strangers: Arc<Strangers>,
-    dialler: Dialler,
-    coordinator: String,
+    threads: Arc<Threads>,
     data: Vec<Addresses>,
     pinning: Pinning,
     final_status: Arc<OnceLock<Status>>,
@@ -125,92 +120,67 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
 }
 
 fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
-    let stop = Arc::new(AtomicBool::new(false));
     // Servers without a number are told apart as well as can be.
     let number = config.server.map_or_else(std::process::id, |server| server.0);
     let pinning = Pinning::choose(&config.pin, config.cores, number)?;
-    let mut server = Server {
-        threads: Vec::new(),
-        stop,
-        wakers: Vec::new(),
-        strangers: Strangers::new(),
-        dialler: Dialler {
-            transport: config.transport,
-            sockets: SocketOptions::new(config.congestion.as_deref())?.at_rate(
-                config.rate,
-                config.transport,
-                config.memory.is_some(),
-            )?,
-            memory: SharedAllocator::new(),
-            hub: config.memory.clone(),
-        },
-        coordinator: String::new(),
-        data: Vec::new(),
-        pinning,
-        final_status: Arc::default(),
+    let sockets = SocketOptions::new(config.congestion.as_deref())?.at_rate(
+        config.rate,
+        config.transport,
+        config.memory.is_some(),
+    )?;
+    let dialler = Dialler {
+        transport: config.transport,
+        sockets,
+        memory: SharedAllocator::new(),
+        hub: config.memory.clone(),
     };
-    server.coordinator = match &config.memory {
+    let mut address = match &config.memory {
         Some(_) => format!("{SCHEME}coordinator"),
         None => config.coordinator.clone(),
     };
+    let stop = Arc::<AtomicBool>::default();
+    let mut coordinator = None;
     if let Some(job) = &config.coordinate {
         job.check(registry)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
         // Who does not coordinate the job takes no connections: those who look for its coordinator try the next address.
-        let store = config.state.as_ref().map(|place| opened(place, &server, &config)).transpose()?;
+        let store = config.state.as_ref().map(|place| opened(place, &address, &stop, &config)).transpose()?;
         let listener = match &config.memory {
-            Some(hub) => hub.listen(&server.coordinator),
+            Some(hub) => hub.listen(&address),
             None => {
                 let listener = tcp::listen(&config.coordinator)?;
                 // A job that listens on one address is found there, wherever its data cores are.
                 let any = listener.local_addr()?.ip().is_unspecified();
-                server.coordinator =
-                    announced(&listener, config.hosts.first().filter(|_| any).map(String::as_str))?;
-                tcp::listener(listener, &server.dialler.sockets.for_control())
+                address = announced(&listener, config.hosts.first().filter(|_| any).map(String::as_str))?;
+                tcp::listener(listener, &dialler.sockets.for_control())
             }
         };
         let job = JobConfig { topology: topology::resolved(job.topology.clone()), ..job.clone() };
         let waker = Waker::new()?;
-        let (coordinator, keeper) = match (store, &config.state) {
+        let (role, keeper) = match (store, &config.state) {
             (Some(mut store), Some(place)) => {
-                let coordinator = remembered(&mut *store, place, job, &config, registry)?;
-                (coordinator, Some(Keeper::start(store, waker.clone(), config.log.clone())?))
+                let role = remembered(&mut *store, place, job, &config, registry)?;
+                (role, Some(Keeper::start(store, waker.clone(), config.log.clone())?))
             }
             _ => (Coordinator::new(job, registry.clone(), random_number()), None),
         };
-        let thread = Thread { name: "coordinator".into(), cpu: None };
-        let role = Coordinating { coordinator, final_status: server.final_status.clone(), keeper };
-        server.spawn_woken(thread, &config, vec![listener], role, waker)?;
+        coordinator = Some((listener, role, keeper, waker));
     }
-    let process = ProcessId(random_number());
-    let mut ports = PortSupply::new(config.ports, config.cores)?;
-    for core in 0..config.cores {
-        let (listeners, addresses) = match &config.memory {
-            Some(hub) => {
-                let address = format!("{SCHEME}{:x}/{core}", process.0);
-                (vec![hub.listen(&address)], address.into())
-            }
-            None => {
-                let name = format!("{:x}-{core}", process.0);
-                data_listeners(&config, &server, &name, &mut ports)?
-            }
-        };
-        addresses.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        let shard = ShardConfig {
-            job: config.job.clone(),
-            process,
-            server: config.server,
-            core,
-            cores: config.cores,
-            addresses: addresses.clone(),
-            coordinator: server.coordinator.clone(),
-            digest_every: config.digest_every,
-        };
-        server.data.push(addresses);
-        let shard = Owned(Shard::new(clock::now(), shard, registry.clone()));
+    let cores = config.cores;
+    let mut server = Server {
+        threads: Threads::new(config, registry.clone(), dialler, address, stop)?,
+        data: Vec::new(),
+        pinning,
+        final_status: Arc::default(),
+    };
+    if let Some((listener, coordinator, keeper, waker)) = coordinator {
+        let role = Coordinating { coordinator, final_status: server.final_status.clone(), keeper };
+        let thread = Thread { name: "coordinator".into(), cpu: None };
+        server.threads.start(thread, vec![listener], role, waker)?;
+    }
+    for core in 0..cores {
         let cpu = server.pinning.cpus.get(core as usize).copied();
-        let thread = Thread { name: format!("data core {core}"), cpu };
-        server.spawn(thread, &config, listeners, shard)?;
+        server.data.push(server.threads.start_core(cpu)?);
     }
     Ok(server)
 }
@@ -218,15 +188,15 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
 impl Server {
     /// Where the coordinator is.
     pub fn coordinator(&self) -> &str {
-        &self.coordinator
+        self.threads.coordinator()
     }
 
-    /// Where each data core is reached.
+    /// Where each data core that the server began with is reached.
     pub fn data_addresses(&self) -> &[Addresses] {
         &self.data
     }
 
-    /// The CPU of each data core; empty when they are not pinned.
+    /// The CPU of each of these; empty when they are not pinned.
     pub fn cpus(&self) -> &[usize] {
         &self.pinning.cpus
     }
@@ -238,13 +208,12 @@ impl Server {
 
     /// Asks all threads to end; frames under way still leave.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.wakers.iter().for_each(|waker| waker.wake());
+        self.threads.stop();
     }
 
-    /// Whether the job is over: [`Server::join`] would return at once.
+    /// Whether the job is over, or this server is not needed any more: [`Server::join`] would return at once.
     pub fn is_over(&self) -> bool {
-        self.threads.iter().all(|thread| thread.is_finished())
+        self.threads.are_over()
     }
 
     /// The job as its coordinator saw it when it ended well; `None` before, and where another server coordinates it.
@@ -252,66 +221,14 @@ impl Server {
         self.final_status.get()
     }
 
-    /// Waits until the job is over. The error is the first that a thread ended with.
+    /// Waits until the job is over, or this server was drained. The error is the first that a thread ended with.
     pub fn join(mut self) -> Result<(), String> {
         self.wait()
     }
 
     /// Like [`Server::join`], for those who ask for more afterwards. A second call returns at once.
     pub fn wait(&mut self) -> Result<(), String> {
-        let mut result = Ok(());
-        for thread in std::mem::take(&mut self.threads) {
-            let ended =
-                thread.join().unwrap_or_else(|_| Err("a server thread panicked outside of its loop".into()));
-            result = result.and(ended);
-        }
-        result
-    }
-
-    fn spawn<C: RoleCell + Send + 'static>(
-        &mut self,
-        thread: Thread,
-        config: &ServerConfig,
-        listeners: Vec<Box<dyn Listener>>,
-        role: C,
-    ) -> io::Result<()> {
-        self.spawn_woken(thread, config, listeners, role, Waker::new()?)
-    }
-
-    fn spawn_woken<C: RoleCell + Send + 'static>(
-        &mut self,
-        thread: Thread,
-        config: &ServerConfig,
-        listeners: Vec<Box<dyn Listener>>,
-        role: C,
-        waker: Arc<Waker>,
-    ) -> io::Result<()> {
-        self.wakers.push(waker.clone());
-        let setup = Setup {
-            listeners,
-            open: None,
-            resolve: tcp::resolve,
-            dialler: self.dialler.clone(),
-            waker,
-            stop: self.stop.clone(),
-            strangers: self.strangers.clone(),
-            injection: Injection { plan: config.faults.clone(), seed: config.seed },
-            archive: config.checkpoints.clone(),
-            log: config.log.clone(),
-        };
-        let event_loop = EventLoop::new(role, setup)?;
-        let log = config.log.clone();
-        let body = move || {
-            // Before anything large is touched: memory lies where that happens first.
-            if let Some(Err(error)) = thread.cpu.map(pin_this_thread) {
-                let line = format!("a data core could not be pinned: {error}; it runs without");
-                log.line(Level::Warn, &line);
-            }
-            event_loop.run()
-        };
-        let thread = std::thread::Builder::new().name(thread.name).spawn(body)?;
-        self.threads.push(thread);
-        Ok(())
+        self.threads.wait()
     }
 }
 
@@ -320,8 +237,13 @@ fn invalid(sentence: String) -> io::Error {
 }
 
 /// The store, once this process may coordinate the job.
-fn opened(place: &StatePlace, server: &Server, config: &ServerConfig) -> io::Result<Box<dyn StateStore>> {
-    let store = place.open(&server.coordinator, &server.stop, &config.log);
+fn opened(
+    place: &StatePlace,
+    address: &str,
+    stop: &Arc<AtomicBool>,
+    config: &ServerConfig,
+) -> io::Result<Box<dyn StateStore>> {
+    let store = place.open(address, stop, &config.log);
     let store = store.map_err(|error| invalid(error.to_string()))?;
     store.ok_or_else(|| invalid("stopped before it coordinated the job".into()))
 }
@@ -404,52 +326,11 @@ impl RoleCell for Coordinating {
     }
 }
 
-/// How a thread is to be set up.
-struct Thread {
-    name: String,
-    cpu: Option<usize>,
-}
-
 /// A server that is dropped ends; so does one that could only be started in part.
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// The listeners of one data core, on each host and for this one, and what others are to be told.
-fn data_listeners(
-    config: &ServerConfig,
-    server: &Server,
-    name: &str,
-    ports: &mut PortSupply,
-) -> io::Result<(Vec<Box<dyn Listener>>, Addresses)> {
-    let (mut listeners, mut addresses) = (Vec::<Box<dyn Listener>>::new(), Vec::new());
-    if config.transport.allows(false) {
-        let hosts = match config.hosts.as_slice() {
-            [] => vec![(host_towards(server.coordinator())?, None)],
-            hosts => hosts.iter().map(|host| (host.clone(), Some(host.as_str()))).collect(),
-        };
-        // One port on all hosts, so that a firewall has as many to let through as there are data cores.
-        let listen = |port| hosts.iter().map(|(host, _)| tcp::listen(&host::with_port(host, port))).collect();
-        let bound: Vec<TcpListener> = ports.listen(listen)?;
-        for (listener, (_, told)) in bound.into_iter().zip(&hosts) {
-            addresses.push(announced(&listener, *told)?);
-            listeners.push(tcp::listener(listener, &server.dialler.sockets));
-        }
-    }
-    if config.transport.allows(true) && addresses.len() < limits::MAX_ADDRESSES {
-        match shm::listen(name) {
-            Ok((listener, address)) => {
-                addresses.push(address);
-                listeners.push(Box::new(listener));
-            }
-            // Where memory cannot be shared there is still TCP, unless the user wants nothing else.
-            Err(error) if config.transport == Transport::Shm => return Err(error),
-            Err(error) => config.log.line(Level::Warn, &error.to_string()),
-        }
-    }
-    Ok((listeners, addresses.into_iter().collect()))
 }
 
 /// The address that others are to be told: the bound one, with a host that they can reach instead of `0.0.0.0`.

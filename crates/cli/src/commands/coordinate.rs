@@ -43,6 +43,7 @@ pub(crate) fn run(args: &CoordinateArgs, registry: &Arc<Registry>, output: &Outp
     let config = ServerConfig {
         coordinate: Some(JobConfig {
             restart_grace: args.restart_grace.0,
+            replicas: args.replicas,
             topology: plan.topology().or_usage()?,
             ..training::job_config(&plan, &args.job)
         }),

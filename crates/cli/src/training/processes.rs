@@ -31,7 +31,7 @@ const RESTART_GRACE: Span = Span(Duration::from_secs(60));
 /// What a worker process writes to stdout, one JSON object a line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Message {
+pub(crate) enum Message {
     Step(Step),
     Done(WorkerResult),
 }

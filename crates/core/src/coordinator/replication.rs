@@ -23,6 +23,8 @@ pub(super) struct Replication {
     starting: BTreeMap<ProcessId, Time>,
     /// Servers that are to serve nothing any more.
     draining: BTreeSet<ServerId>,
+    /// Processes of servers that were drained. Cores of them that are yet to come are told to end.
+    left: BTreeSet<ProcessId>,
 }
 
 #[derive(Debug)]
@@ -96,7 +98,9 @@ impl Replication {
             self.spares.get(number).is_none_or(|spare| (spare.process, spare.core) == (process, core))
         };
         let number = (0..).map(|more| wanted.wrapping_add(more)).find(is_free).unwrap_or(wanted);
-        self.number(process, server);
+        if !self.left.contains(&process) {
+            self.number(process, server);
+        }
         self.starting.remove(&process);
         let spare = self.spares.entry(number).or_insert(Spare {
             process,
@@ -247,6 +251,9 @@ impl Replication {
             return Some(order);
         }
         let is_here = |served: &ServedShard| primary(served.shard).lost_since.is_none();
+        if let Some(order) = self.poll_unkept(plan, is_here) {
+            return Some(order);
+        }
         self.starting.retain(|_, since| *since + START_PATIENCE > now);
         self.poll_copy(now, plan, is_here).or_else(|| self.poll_move(now, plan, is_here))
     }
@@ -299,13 +306,26 @@ impl Replication {
         Some(Order::Promote { spare: number, shard, change, why })
     }
 
-    /// A shard without a copy is copied.
+    /// A server that is drained has a copy which nobody else can keep: it is given up.
+    fn poll_unkept(&mut self, plan: &Plan, is_here: impl Fn(&ServedShard) -> bool) -> Option<Order> {
+        let draining = |served: &&ServedShard| served.copy.is_some_and(|copy| self.is_draining(copy));
+        plan.shards.iter().find(draining)?;
+        let loads = self.loads(plan, is_here);
+        let has_others = |served: &ServedShard| loads.keys().any(|process| *process != served.process);
+        let is_stuck = |served: &&ServedShard| loads.contains_key(&served.process) && !has_others(served);
+        let served = plan.shards.iter().filter(draining).find(is_stuck)?;
+        self.give_up(served.shard, |spare| Some(spare.process) == served.copy);
+        Some(Order::Change(ServedShard { copy: None, ..served.clone() }.change()))
+    }
+
+    /// A shard without a copy is copied. One that is kept by a server which is drained does not count.
     fn poll_copy(&mut self, now: Time, plan: &Plan, is_here: impl Fn(&ServedShard) -> bool) -> Option<Order> {
         if !self.keeps_copies {
             return None;
         }
         let is_kept = |shard: ShardId| {
-            self.spares.values().any(|spare| spare.keeps.is_some_and(|kept| kept.shard == shard))
+            let keeps = |spare: &&Spare| spare.keeps.is_some_and(|kept| kept.shard == shard);
+            self.spares.values().filter(keeps).any(|spare| !self.is_draining(spare.process))
         };
         let lacking = plan.shards.iter().filter(|served| !is_kept(served.shard) && is_here(served));
         let lacking: Vec<ServedShard> = lacking.cloned().collect();
@@ -386,8 +406,10 @@ impl Replication {
         Some(Order::Start(node))
     }
 
+    /// Whether a process is to serve nothing, or was.
     fn is_draining(&self, process: ProcessId) -> bool {
-        self.draining.iter().any(|server| self.numbers.get(server) == Some(&process))
+        self.left.contains(&process)
+            || self.draining.iter().any(|server| self.numbers.get(server) == Some(&process))
     }
 
     /// What each server that is here and not drained does.
@@ -403,8 +425,8 @@ impl Replication {
         loads
     }
 
-    /// Servers that were drained and serve nothing any more, with their spare cores: they may end.
-    pub(super) fn poll_drained(&mut self, plan: &Plan) -> Option<(ServerId, Vec<u32>)> {
+    /// A server that was drained and serves nothing any more: it may end.
+    pub(super) fn poll_drained(&mut self, plan: &Plan) -> Option<ServerId> {
         let serves = |server: &ServerId| {
             let process = self.numbers.get(server);
             plan.shards
@@ -413,15 +435,16 @@ impl Replication {
         };
         let server = *self.draining.iter().find(|server| !serves(server))?;
         self.draining.remove(&server);
-        let process = self.numbers.remove(&server)?;
-        let own: Vec<u32> = self
-            .spares
-            .iter()
-            .filter(|(_, spare)| spare.process == process)
-            .map(|(number, _)| *number)
-            .collect();
-        own.iter().for_each(|number| drop(self.spares.remove(number)));
-        Some((server, own))
+        self.left.extend(self.numbers.remove(&server));
+        Some(server)
+    }
+
+    /// A spare core of a server that was drained. The core that served the last shard there comes after that has moved.
+    pub(super) fn poll_leaving(&mut self) -> Option<u32> {
+        let is_leaving = |spare: &Spare| spare.lost_since.is_none() && self.left.contains(&spare.process);
+        let number = *self.spares.iter().find(|(_, spare)| is_leaving(spare))?.0;
+        self.spares.remove(&number);
+        Some(number)
     }
 
     /// Where every shard is served, and which server keeps its copy.

@@ -109,10 +109,17 @@ impl Servers {
             let served = wanted.and(place).and_then(|id| plan.served(id));
             return match served {
                 Some(served) if served.process == process => self.welcome(now, served.shard, process),
-                Some(served) if served.copy.is_none() && !self.is_connected(served.shard) => refuse(format!(
-                    "{} ended with its parameters while the job ran; start the job anew, or keep copies with `--replicas 1`",
-                    served.shard.server
-                )),
+                // A shard that was taken over by another process is only on its way.
+                Some(served)
+                    if served.copy.is_none()
+                        && served.since == Plan::FIRST_EPOCH
+                        && !self.is_connected(served.shard) =>
+                {
+                    refuse(format!(
+                        "{} ended with its parameters while the job ran; start the job anew, or keep copies with `--replicas 1`",
+                        served.shard.server
+                    ))
+                }
                 _ => Ok(Place::Spare),
             };
         }

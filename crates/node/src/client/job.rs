@@ -104,6 +104,7 @@ impl Job {
         let setup = |lane: usize, waker: &Arc<Waker>| Setup {
             listeners: Vec::new(),
             open: (lane == FIRST_LANE).then(|| opening(&options, &dialler)),
+            start_core: None,
             resolve: tcp::resolve,
             dialler: dialler.clone(),
             waker: waker.clone(),

@@ -49,6 +49,22 @@ impl<C: RoleCell> EventLoop<C> {
         self.cell.with(|role| role.handle_disconnected(now, name, &Lost::Broken(why)));
     }
 
+    /// The role does not want a connection any more that it has asked for.
+    pub(super) fn give_up_connecting(&mut self, name: ConnectionId) {
+        self.resolving.retain(|_, resolving| resolving.name != name);
+        let is_meant = |connection: &Connection| match connection.state {
+            State::Connecting { name: asked, .. } | State::AwaitWelcome { name: asked, .. } => asked == name,
+            _ => false,
+        };
+        let meant = self.connections.iter().filter(|(_, connection)| is_meant(connection));
+        for key in meant.map(|(key, _)| *key).collect::<Vec<_>>() {
+            if let Some(mut connection) = self.connections.remove(&key) {
+                let _ = self.watch.remove(&*connection.carrier);
+                connection.hang_up();
+            }
+        }
+    }
+
     /// Names have been resolved.
     pub(super) fn take_answers(&mut self) {
         for (address, answer) in self.resolver.take() {

@@ -29,11 +29,23 @@ pub(super) struct Connection {
 
 #[derive(Debug)]
 pub(super) enum State {
-    Connecting { name: ConnectionId, deadline: Time },
-    AwaitWelcome { name: ConnectionId, deadline: Time },
-    AwaitHello { deadline: Time },
-    Open { name: ConnectionId },
+    Connecting {
+        name: ConnectionId,
+        deadline: Time,
+    },
+    AwaitWelcome {
+        name: ConnectionId,
+        deadline: Time,
+    },
+    AwaitHello {
+        deadline: Time,
+    },
+    Open {
+        name: ConnectionId,
+    },
     Refused,
+    /// The role has closed it, and knows of it no more.
+    Leaving,
 }
 
 impl Connection {
@@ -88,7 +100,7 @@ impl Connection {
             State::Connecting { deadline, .. }
             | State::AwaitWelcome { deadline, .. }
             | State::AwaitHello { deadline } => Some(deadline),
-            State::Open { .. } | State::Refused => None,
+            State::Open { .. } | State::Refused | State::Leaving => None,
         }
     }
 

@@ -30,17 +30,13 @@ impl<C: RoleCell> EventLoop<C> {
             match output {
                 Output::Connect { connection, address } => self.connect(connection, &address),
                 Output::Send { to, frame, priority } => self.send(to, frame, priority),
-                Output::Disconnect { connection } => {
-                    if let Some(key) = self.names.get(&connection).map(|found| found.key) {
-                        let deadline = self.after_late(clock::now()) + HANDSHAKE_DEADLINE;
-                        if let Some(connection) = self.connections.get_mut(&key) {
-                            connection.closing = Some(deadline);
-                        }
-                        self.expire_at(Some(deadline));
-                        self.mark_dirty(key);
+                Output::Disconnect { connection } => self.disconnect(connection),
+                Output::Listen => self.open_listeners(),
+                Output::StartCore => {
+                    if let Some(start_core) = &self.setup.start_core {
+                        start_core();
                     }
                 }
-                Output::Listen => self.open_listeners(),
                 Output::Remember { state } => self.cell.remember(state),
                 Output::Archive(request) => self.archivist.ask(*request),
                 Output::Log(level, line) => self.setup.log.line(level, &line),
@@ -53,6 +49,21 @@ impl<C: RoleCell> EventLoop<C> {
         }
         self.outputs = outputs;
         self.flush_dirty();
+    }
+
+    /// Closes a connection once everything is sent. Its name is free at once, for another connection: what still comes on this one, and
+    /// its end, are nothing to the role.
+    fn disconnect(&mut self, name: ConnectionId) {
+        self.give_up_connecting(name);
+        let Some(Named { key, .. }) = self.names.remove(&name) else { return };
+        self.last_sent = None;
+        let deadline = self.after_late(clock::now()) + HANDSHAKE_DEADLINE;
+        if let Some(connection) = self.connections.get_mut(&key) {
+            connection.state = State::Leaving;
+            connection.closing = Some(deadline);
+        }
+        self.expire_at(Some(deadline));
+        self.mark_dirty(key);
     }
 
     /// Sends a frame, unless a fault says otherwise.

@@ -1,6 +1,11 @@
 use super::*;
 use crate::client::{Job, JobOptions};
+use crate::event_loop::Owned;
+use crate::ports::PortSupply;
+use crate::waker::Waker;
+use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::table::TableSpec;
+use paramill_core::types::ProcessId;
 
 /// One of two interfaces is out of reach from the start: everybody goes on to the other one.
 #[test]
@@ -8,11 +13,12 @@ fn a_dead_address_is_passed_over() {
     let registry = Arc::new(Registry::builtin());
     let job = JobConfig::new("test", 1, 1);
     let config = ServerConfig { coordinate: Some(job), cores: 0, ..ServerConfig::new("test", "127.0.0.1:0") };
-    let mut server = start(config.clone(), &registry).expect("a coordinator");
     let tcp = ServerConfig { transport: Transport::Tcp, ..config.clone() };
-    let (listeners, alive) =
-        data_listeners(&tcp, &server, "unused", &mut PortSupply::new(None, 1).expect("no range"))
-            .expect("loopback is always there");
+    let mut server = start(config, &registry).expect("a coordinator");
+    let (listeners, alive) = server
+        .threads
+        .data_listeners(&tcp, "unused", &mut PortSupply::new(None, 1).expect("no range"))
+        .expect("loopback is always there");
     // Bound, so that nobody else gets it; not listening, so that everybody is refused.
     let dead = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     let any: std::net::SocketAddr = ([127, 0, 0, 2], 0).into();
@@ -31,7 +37,7 @@ fn a_dead_address_is_passed_over() {
     };
     let shard = Owned(Shard::new(clock::now(), shard, registry));
     let thread = Thread { name: "data core 0".into(), cpu: None };
-    server.spawn(thread, &config, listeners, shard).expect("a thread");
+    server.threads.start(thread, listeners, shard, Waker::new().expect("a waker")).expect("a thread");
 
     let url = format!("paramill://{}/test", server.coordinator()).parse().expect("a URL");
     let job = Job::init(JobOptions::at(url)).expect("a worker");

@@ -98,6 +98,7 @@ fn outcome_of(address: &str, resolve: Resolve, on_timeout: fn(u32), again: Optio
     let setup = Setup {
         listeners: Vec::new(),
         open: None,
+        start_core: None,
         resolve,
         dialler: Dialler {
             transport: Transport::Tcp,

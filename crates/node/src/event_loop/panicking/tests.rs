@@ -94,6 +94,7 @@ fn everybody_is_told_of_a_panic_though_one_of_them_cannot_be() {
     let setup = Setup {
         listeners: vec![tcp::listener(listener, &sockets)],
         open: None,
+        start_core: None,
         resolve: tcp::resolve,
         dialler: Dialler { transport: Transport::Tcp, sockets, memory: SharedAllocator::new(), hub: None },
         waker: Waker::new().expect("an eventfd"),
