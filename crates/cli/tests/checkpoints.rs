@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
 /// Tells the processes of one attempt from all others.
-const MARK: &str = "PARAMILL_TEST_ATTEMPT";
+const MARK: &str = "CHECKPOINT_ATTEMPT";
 /// About a second of training, with many checkpoints in it.
 const JOB: Job = Job { workers: "2", servers: "2", epochs: "6", optimizer: "adam:lr=0.001" };
 
