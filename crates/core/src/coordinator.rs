@@ -5,12 +5,14 @@
 //! a policy changes. A worker that is silent too long is declared dead, and the shards go on without it; one that is started anew
 //! takes part again. Time in which the coordinator itself stood still does not count as silence.
 
+mod aggregating;
 mod aggregators;
 mod barriers;
 mod checkpointing;
 mod checkpoints;
 mod commands;
 mod config;
+mod copying;
 mod declarations;
 mod epochs;
 mod idlers;
@@ -30,6 +32,7 @@ mod status_queries;
 mod stragglers;
 mod switching;
 mod vacancy;
+mod waiting;
 mod warnings;
 mod workers;
 
@@ -49,8 +52,7 @@ use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, ServedShard,
-    Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Welcome,
 };
 use aggregators::Aggregators;
 use barriers::{Arrival, Barriers};
@@ -62,7 +64,7 @@ use memory::Memory;
 use phase::{Phase, Stage};
 use readers::Readers;
 use recovery::Recovery;
-use replication::{Order, Replication};
+use replication::Replication;
 use routes::Routes;
 use scheduler::{Release, Scheduler};
 use servers::{Caller, Place, Servers};
@@ -264,7 +266,7 @@ impl Coordinator {
             Control::Register { addresses } => self.register(now, id, addresses),
             Control::Entered { epoch, joining, lacks_values } => {
                 if let Some(table) = lacks_values {
-                    self.lack_values(now, table);
+                    waiting::lack_values(self, now, table);
                 }
                 self.shard_entered(now, id, epoch, &joining);
             }
@@ -288,7 +290,7 @@ impl Coordinator {
                     let change = self.replication.note_in_sync(epochs.newest(), id, process, epoch);
                     change.into_iter().for_each(|change| self.enter(now, change));
                 }
-                self.replicate(now);
+                copying::replicate(self, now);
             }
             Control::CopyLost { process } => {
                 if let Some(epochs) = &self.epochs {
@@ -296,99 +298,7 @@ impl Coordinator {
                     self.log(format!("the copy of {id} at {process} does not follow; it is given up"));
                     change.into_iter().for_each(|change| self.enter(now, change));
                 }
-                self.replicate(now);
-            }
-            other => self.log(format!("ignored a `{}` message from {id}", other.name())),
-        }
-    }
-
-    /// What a spare core says.
-    fn handle_spare(&mut self, now: Time, number: u32, message: Control) {
-        match message {
-            Control::Register { addresses } => match addresses.check() {
-                Ok(()) => {
-                    self.replication.register(number, addresses);
-                    self.replicate(now);
-                }
-                Err(why) => self.log(format!("spare core {number} gave {why}")),
-            },
-            Control::Kept { shard } => {
-                if let Some(epochs) = &self.epochs {
-                    self.replication.note_kept(number, shard, epochs.newest());
-                }
-            }
-            other => self.log(format!("ignored a `{}` message from spare core {number}", other.name())),
-        }
-    }
-
-    /// Has copies made, shards moved, and those of processes that are gone served by their copies.
-    fn replicate(&mut self, now: Time) {
-        if self.stage != Stage::Running {
-            return;
-        }
-        while let Some(epochs) = &self.epochs {
-            let plan = epochs.newest();
-            let Some(order) = self.replication.poll(now, plan, |id| self.servers.primary(id)) else { break };
-            match order {
-                Order::Keep { spare, served: ServedShard { shard, addresses: from, .. } } => {
-                    self.send(NodeId::Spare(spare), &Control::Keep { shard, from });
-                }
-                Order::Start(node) => self.send(node, &Control::StartCore),
-                Order::Change(change) => self.enter(now, change),
-                Order::Promote { spare, shard, change, why } => {
-                    self.note(format!("{shard} is served by another process from now on: {why}"));
-                    self.enter(now, change);
-                    // It may hang, and come back: its place is another's.
-                    self.outputs.push_back(Output::Disconnect { connection: NodeId::Shard(shard).into() });
-                    self.servers.lose(now, shard, true);
-                    if let Some(epochs) = &self.epochs {
-                        let message = Control::Promote(Box::new(epochs.newest().clone()));
-                        self.send(NodeId::Spare(spare), &message);
-                    }
-                }
-            }
-        }
-        while let Some(epochs) = &self.epochs
-            && let Some(server) = self.replication.poll_drained(epochs.newest())
-        {
-            self.note(format!("{server} is drained, and leaves"));
-        }
-        while let Some(number) = self.replication.poll_leaving() {
-            self.send(NodeId::Spare(number), &Control::Stop { error: None });
-        }
-    }
-
-    /// A server is to be left without shards, so that it can end.
-    fn drain(&mut self, now: Time, number: u32, server: ServerId) {
-        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else {
-            return self.refuse(NodeId::Admin(number), Cause::Policy, "the job does not run yet".into());
-        };
-        match self.replication.drain(server, epochs.newest()) {
-            Ok(sentence) => self.send(NodeId::Admin(number), &Control::Done(sentence)),
-            Err(why) => return self.refuse(NodeId::Admin(number), Cause::Policy, why),
-        }
-        self.replicate(now);
-    }
-
-    fn handle_aggregator(&mut self, now: Time, id: AggregatorId, message: Control) {
-        match message {
-            Control::Register { addresses } => match addresses.check() {
-                Ok(()) => {
-                    self.aggregators.register(id, &addresses);
-                    self.inform_aggregator(id);
-                }
-                Err(why) => self.log(format!("{id} gave {why}")),
-            },
-            Control::Entered { epoch, joining, .. } => {
-                if let Some(epochs) = &mut self.epochs {
-                    epochs.aggregator_entered(now, id, epoch, &joining);
-                }
-                self.settle_epochs(now);
-            }
-            Control::AggregatorReport(report) => self.aggregators.take_report(id, report),
-            Control::PlanQuery => {
-                self.aggregators.forget_informed(id);
-                self.inform_aggregator(id);
+                copying::replicate(self, now);
             }
             other => self.log(format!("ignored a `{}` message from {id}", other.name())),
         }
@@ -399,7 +309,7 @@ impl Coordinator {
         match message {
             Control::StatusQuery => querying::query_status(self, now, asker),
             Control::Set(rule) => self.set_policy(now, number, rule),
-            Control::Drain { server } => self.drain(now, number, server),
+            Control::Drain { server } => copying::drain(self, now, number, server),
             Control::CheckpointRequest => checkpointing::ask(self, now, number),
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
@@ -479,7 +389,7 @@ impl Coordinator {
         let shards: Vec<ShardId> = self.servers.ids().collect();
         shards.into_iter().for_each(|id| self.inform_shard(id));
         let aggregators: Vec<AggregatorId> = self.aggregators.ids().collect();
-        aggregators.into_iter().for_each(|id| self.inform_aggregator(id));
+        aggregators.into_iter().for_each(|id| aggregating::inform_aggregator(self, id));
     }
 
     /// Sends the newest plan to a shard, once on each connection.
@@ -493,18 +403,6 @@ impl Coordinator {
             idle.into_iter().for_each(|message| self.send(NodeId::Shard(id), &message));
             let order = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.order().cloned());
             order.into_iter().for_each(|order| self.send(NodeId::Shard(id), &Control::Checkpoint(order)));
-        }
-    }
-
-    /// Sends the newest plan to an aggregator, once on each connection.
-    fn inform_aggregator(&mut self, id: AggregatorId) {
-        if let Some(epochs) = &self.epochs
-            && self.aggregators.inform(id)
-        {
-            let message = Control::Plan(Box::new(epochs.newest().clone()));
-            self.send(NodeId::Aggregator(id), &message);
-            let idle = self.barriers.idlers().message();
-            idle.into_iter().for_each(|message| self.send(NodeId::Aggregator(id), &message));
         }
     }
 
@@ -722,66 +620,10 @@ impl Coordinator {
         self.settle_barriers(now, Some(worker));
         returning::resume_scheduler(self, now);
         if self.workers.live().next().is_none() {
-            self.await_workers(now);
+            waiting::await_workers(self, now);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
             // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;
-        }
-    }
-
-    /// A planned job without a live worker waits for one, or is over.
-    fn await_workers(&mut self, now: Time) {
-        if self.stage == Stage::Over || !self.is_planned() || self.workers.live().next().is_some() {
-            return;
-        }
-        let error = self.workers.have_all_died().then(|| "all workers died".into());
-        // One that died may come back to finish its work, though others have left with theirs done.
-        if self.workers.count(MemberState::Dead) == 0 {
-            return self.end(now, error);
-        }
-        self.wait_for(now, None, error);
-    }
-
-    /// A shard cannot go on without the initial values of a table. If the plan has a worker 0 by now, that one sends them.
-    fn lack_values(&mut self, now: Time, table: TableId) {
-        let Some(epochs) = &self.epochs else { return };
-        let (plan, first) = (epochs.newest(), WorkerId::FIRST);
-        let Some(table) = plan.tables.get(table.0 as usize) else { return };
-        if plan.member(first).is_some_and(Member::is_live) || self.vacancy.is_some() {
-            return;
-        }
-        let error = format!(
-            "{first} was gone before the initial values of table `{}` were here; start the job anew",
-            table.name
-        );
-        self.wait_for(now, Some(first), Some(error));
-    }
-
-    /// The job cannot go on until a worker is started anew.
-    fn wait_for(&mut self, now: Time, of: Option<WorkerId>, error: Option<String>) {
-        let grace = self.config.restart_grace;
-        if !grace.is_zero() {
-            let who = of.map_or("a worker".into(), |worker| worker.to_string());
-            self.log(format!(
-                "the job waits for {who} to be started anew, {} s at most",
-                grace.as_secs_f64()
-            ));
-        }
-        self.vacancy = Some(Vacancy { of, error, since: now });
-        self.expire_vacancy(now);
-    }
-
-    fn vacancy_deadline(&self) -> Option<Time> {
-        let vacancy = self.vacancy.as_ref().filter(|_| self.stage != Stage::Over)?;
-        vacancy.deadline(&self.workers, &self.standstill, self.config.restart_grace)
-    }
-
-    /// Ends the job if the vacancy was not filled in time.
-    fn expire_vacancy(&mut self, now: Time) {
-        if self.vacancy_deadline().is_some_and(|deadline| deadline <= now)
-            && let Some(vacancy) = self.vacancy.take()
-        {
-            self.end(now, vacancy.error);
         }
     }
 
@@ -878,47 +720,19 @@ impl Coordinator {
         all.for_each(|since| standstill::exclude(since, now, lost));
     }
 
-    /// An aggregator is gone: nobody waits for it until it is back.
-    fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
-        self.aggregators.lose(id, self.is_planned());
-        if let Some(epochs) = &mut self.epochs {
-            epochs.forget_aggregator(id);
-        }
-        self.settle_epochs(now);
-    }
-
-    /// Gives up aggregators that are silent, or do not follow the plan. The servers and the other workers need none.
-    fn expire_aggregators(&mut self, now: Time) {
-        let grace = self.config.worker_timeout;
-        let seconds = grace.as_secs_f64();
-        for id in self.aggregators.silent(now, grace, &self.standstill) {
-            self.give_up(now, id, format!("{id} was silent for {seconds} s"));
-        }
-        let overdue = self.epochs.as_ref().map(|epochs| epochs.overdue(now, grace, &self.standstill));
-        for (id, epoch) in overdue.into_iter().flatten() {
-            self.give_up(now, id, format!("{id} has not entered epoch {epoch} for {seconds} s"));
-        }
-    }
-
-    fn give_up(&mut self, now: Time, id: AggregatorId, why: String) {
-        self.log(format!("{why}; it is hung up on, and the job goes on without it until it comes back"));
-        self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
-        self.lose_aggregator(now, id);
-    }
-
     /// Gives up members that were away or silent for too long.
     fn expire_members(&mut self, now: Time) {
         let is_planned = self.is_planned();
         for worker in self.workers.overdue(now, is_planned, &self.standstill) {
             self.part_with(now, worker, MemberState::Dead);
         }
-        self.expire_vacancy(now);
+        waiting::expire_vacancy(self, now);
         if self.stage == Stage::Over {
             return;
         }
-        self.expire_aggregators(now);
+        aggregating::expire_aggregators(self, now);
         reading::expire_readers(self, now);
-        self.replicate(now);
+        copying::replicate(self, now);
         if let Some(error) = self.servers.overdue(now, &self.standstill) {
             return self.end(now, Some(error));
         }
@@ -1038,7 +852,7 @@ impl Role for Coordinator {
                 if is_news && self.aggregators.is_connected(id) {
                     self.log(format!("lost {id}: {why}"));
                 }
-                self.lose_aggregator(now, id);
+                aggregating::lose_aggregator(self, now, id);
             }
             NodeId::Admin(id) => self.commands.lose(id),
             NodeId::Spare(number) => self.replication.lose(now, number),
@@ -1083,8 +897,8 @@ impl Role for Coordinator {
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
             (NodeId::Admin(number), Ok(message)) => self.handle_command(now, number, message),
-            (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(now, id, message),
-            (NodeId::Spare(number), Ok(message)) => self.handle_spare(now, number, message),
+            (NodeId::Aggregator(id), Ok(message)) => aggregating::handle_aggregator(self, now, id, message),
+            (NodeId::Spare(number), Ok(message)) => copying::handle_spare(self, now, number, message),
             (NodeId::Coordinator, Ok(_)) => {}
             (from, Err(error)) => {
                 self.log(format!("{from}: {error}"));
@@ -1127,7 +941,7 @@ impl Role for Coordinator {
         let scheduler = self.scheduler.as_ref().and_then(Scheduler::next_timeout);
         let standstill = (!is_over).then(|| self.standstill.next_timeout());
         let idle = self.commands.next_timeout(&self.standstill);
-        let vacancy = self.vacancy_deadline();
+        let vacancy = waiting::vacancy_deadline(self);
         let grace = self.config.worker_timeout;
         let silent = self.aggregators.next_deadline(grace, &self.standstill).filter(|_| !is_over);
         let behind = self.epochs.as_ref().and_then(|epochs| epochs.next_deadline(grace, &self.standstill));

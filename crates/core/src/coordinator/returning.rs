@@ -8,7 +8,7 @@ use super::memory::{Identity, RestoreError, State};
 use super::phase::Stage;
 use super::recovery::Recovery;
 use super::scheduler::Scheduler;
-use super::{Coordinator, JobConfig, checkpointing, warnings};
+use super::{Coordinator, JobConfig, checkpointing, waiting, warnings};
 use crate::registry::Registry;
 use crate::types::{Clock, NodeId, ServerId, TableId, Time, WorkerId};
 use crate::wire::{Control, Standing};
@@ -57,7 +57,7 @@ pub(super) fn restore(
             if own.stage == Stage::Running {
                 checkpointing::go_on(&mut own, now, state.orders);
             }
-            own.await_workers(now);
+            waiting::await_workers(&mut own, now);
         }
     }
     Ok(own)
