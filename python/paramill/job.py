@@ -333,6 +333,15 @@ class Job:
         self.start()
         return self._native.set(table, server, policies)
 
+    def checkpoint(self, timeout: Optional[float] = None) -> str:
+        """Has the job make a checkpoint where its servers keep them (``--checkpoint DIR``). Returns its name, in words, once it is
+        complete.
+
+        Saved is a version that comes soon, or the present one where all workers rest: call it on one worker, and let the others go on.
+        """
+        self.start()
+        return self._native.checkpoint(timeout)
+
     def close(self, timeout: Optional[float] = None) -> None:
         """Leaves in good order; the others go on without this worker. Closing twice is one close."""
         open_jobs.discard(self)

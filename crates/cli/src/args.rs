@@ -2,12 +2,14 @@
 
 mod bench;
 mod chaos;
+mod checkpoint;
 mod job;
 
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BroadcastArgs, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Send, Transport,
 };
 pub(crate) use chaos::{ChaosArgs, ChaosProcessArgs};
+pub(crate) use checkpoint::CheckpointArgs;
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
@@ -97,6 +99,8 @@ pub(crate) enum Command {
     Subscribe(SubscribeArgs),
     Set(SetArgs),
     Drain(DrainArgs),
+    #[command(name = "checkpoint")]
+    Save(SaveArgs),
     Components(ComponentsArgs),
     Sim(SimArgs),
     Bench(BenchArgs),
@@ -137,6 +141,8 @@ pub(crate) struct TrainArgs {
     /// Start worker processes that fail anew, up to this many times in all; needs --processes.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Cluster")]
     pub(crate) restart: u32,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointArgs,
 }
 
 /// Print the job that these options mean, as TOML.
@@ -250,6 +256,8 @@ pub(crate) struct ServeArgs {
     pub(crate) topology: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointArgs,
     /// A fault to try, as for `train`.
     #[arg(long, value_name = "FAULT")]
     pub(crate) inject: Vec<String>,
@@ -434,6 +442,8 @@ pub(crate) struct LaunchArgs {
     pub(crate) topology: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointArgs,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
@@ -448,6 +458,19 @@ Examples:
 pub(crate) struct StatusArgs {
     /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
     pub(crate) url: String,
+}
+
+/// Have a running job make a checkpoint, where its servers keep them (--checkpoint DIR). Ends when that is complete.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill checkpoint paramill://127.0.0.1:7070/job")]
+pub(crate) struct SaveArgs {
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
+    pub(crate) url: String,
+    /// Give up when it takes longer.
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    pub(crate) timeout: Span,
 }
 
 /// Keep the newest version of a job's parameters in a file.

@@ -3,6 +3,7 @@
 mod aggregate;
 mod bench;
 mod chaos;
+mod checkpoint;
 mod components;
 mod config;
 mod coordinate;
@@ -46,6 +47,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Launch(args) => launch::run(&args, &registry, output),
         Command::Status(args) => status::run(&args, output),
         Command::Subscribe(args) => subscribe::run(&args, output),
+        Command::Save(args) => checkpoint::run(&args, output),
         Command::Set(args) => set::run(&args, &registry, output),
         Command::Drain(args) => drain::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),

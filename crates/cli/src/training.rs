@@ -12,6 +12,7 @@ pub(crate) use processes::{
 };
 pub(crate) use worker::JobEnd;
 
+use crate::args::CheckpointArgs;
 use crate::output::Output;
 use crate::plan::JobPlan;
 use anyhow::{Context, Result};
@@ -36,12 +37,13 @@ pub(crate) struct Outcome {
 pub(crate) fn run(
     plan: &JobPlan,
     restarts: u32,
+    checkpoints: &CheckpointArgs,
     registry: &Arc<Registry>,
     output: &Output,
 ) -> Result<Outcome> {
     match plan.cluster.processes {
-        false => in_process::run(plan, registry, output),
-        true => processes::run(plan, restarts, output),
+        false => in_process::run(plan, checkpoints, registry, output),
+        true => processes::run(plan, restarts, checkpoints, output),
     }
 }
 

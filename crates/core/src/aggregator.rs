@@ -617,6 +617,7 @@ mod tests {
                 overrides: vec![],
                 switches: vec![],
                 seed: 0,
+                resumed: None,
             },
         );
         let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1, session: 0 };

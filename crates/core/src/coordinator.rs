@@ -5,10 +5,14 @@
 //! a policy changes. A worker that is silent too long is declared dead, and the shards go on without it; one that is started anew
 //! takes part again. Time in which the coordinator itself stood still does not count as silence.
 
+mod aggregating;
 mod aggregators;
 mod barriers;
+mod checkpointing;
+mod checkpoints;
 mod commands;
 mod config;
+mod copying;
 mod declarations;
 mod epochs;
 mod idlers;
@@ -28,13 +32,15 @@ mod status_queries;
 mod stragglers;
 mod switching;
 mod vacancy;
+mod waiting;
 mod warnings;
 mod workers;
 
-pub use config::JobConfig;
+pub use config::{Checkpointing, JobConfig};
 pub use memory::RestoreError;
 
 use crate::address::Addresses;
+use crate::checkpoint::Response;
 use crate::limits;
 use crate::policy::{Axis, PolicyOverride};
 use crate::prng::Prng;
@@ -46,11 +52,11 @@ use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
-    ServedShard, Standing, Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal, Welcome,
 };
 use aggregators::Aggregators;
 use barriers::{Arrival, Barriers};
+use checkpoints::Checkpoints;
 use commands::Commands;
 use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
@@ -58,7 +64,7 @@ use memory::Memory;
 use phase::{Phase, Stage};
 use readers::Readers;
 use recovery::Recovery;
-use replication::{Order, Replication};
+use replication::Replication;
 use routes::Routes;
 use scheduler::{Release, Scheduler};
 use servers::{Caller, Place, Servers};
@@ -99,6 +105,10 @@ pub struct Coordinator {
     routes: Routes,
     commands: Commands,
     queries: StatusQueries,
+    /// From when the shards have entered the plan, where there is an archive.
+    checkpoints: Option<Checkpoints>,
+    /// Tells checkpoints of this run from those of others.
+    run: u64,
     standstill: Standstill,
     memory: Memory,
     recovery: Recovery,
@@ -109,6 +119,8 @@ pub struct Coordinator {
 
 /// Readers' incarnations are drawn apart from workers'.
 const READERS_FORK: u64 = 1;
+/// Names of checkpoints are no secret, and tell nothing of one.
+const RUN_FORK: u64 = 2;
 
 impl Coordinator {
     /// A coordinator that waits for the job's members. The configuration must have passed [`JobConfig::check`].
@@ -136,6 +148,8 @@ impl Coordinator {
             routes: Routes::default(),
             commands: Commands::default(),
             queries: StatusQueries::default(),
+            checkpoints: None,
+            run: Prng::fork(secret, RUN_FORK).next_u64(),
             standstill: Standstill::default(),
             memory: Memory::default(),
             recovery: Recovery::default(),
@@ -257,7 +271,7 @@ impl Coordinator {
             Control::Register { addresses } => self.register(now, id, addresses),
             Control::Entered { epoch, joining, lacks_values } => {
                 if let Some(table) = lacks_values {
-                    self.lack_values(now, table);
+                    waiting::lack_values(self, now, table);
                 }
                 self.shard_entered(now, id, epoch, &joining);
             }
@@ -266,8 +280,11 @@ impl Coordinator {
                 self.barriers.idlers_mut().note(id, number, version);
                 self.settle_barriers(now, None);
             }
+            Control::CheckpointTaken { number, outcome } => {
+                checkpointing::take(self, now, id, number, outcome);
+            }
             Control::Stop { error: Some(error) } => {
-                self.end(Some(control::sentence(format!("{id}: {error}"))));
+                self.end(now, Some(control::sentence(format!("{id}: {error}"))));
             }
             Control::PlanQuery => {
                 self.servers.forget_informed(id);
@@ -278,7 +295,7 @@ impl Coordinator {
                     let change = self.replication.note_in_sync(epochs.newest(), id, process, epoch);
                     change.into_iter().for_each(|change| self.enter(now, change));
                 }
-                self.replicate(now);
+                copying::replicate(self, now);
             }
             Control::CopyLost { process } => {
                 if let Some(epochs) = &self.epochs {
@@ -286,99 +303,7 @@ impl Coordinator {
                     self.log(format!("the copy of {id} at {process} does not follow; it is given up"));
                     change.into_iter().for_each(|change| self.enter(now, change));
                 }
-                self.replicate(now);
-            }
-            other => self.log(format!("ignored a `{}` message from {id}", other.name())),
-        }
-    }
-
-    /// What a spare core says.
-    fn handle_spare(&mut self, now: Time, number: u32, message: Control) {
-        match message {
-            Control::Register { addresses } => match addresses.check() {
-                Ok(()) => {
-                    self.replication.register(number, addresses);
-                    self.replicate(now);
-                }
-                Err(why) => self.log(format!("spare core {number} gave {why}")),
-            },
-            Control::Kept { shard } => {
-                if let Some(epochs) = &self.epochs {
-                    self.replication.note_kept(number, shard, epochs.newest());
-                }
-            }
-            other => self.log(format!("ignored a `{}` message from spare core {number}", other.name())),
-        }
-    }
-
-    /// Has copies made, shards moved, and those of processes that are gone served by their copies.
-    fn replicate(&mut self, now: Time) {
-        if self.stage != Stage::Running {
-            return;
-        }
-        while let Some(epochs) = &self.epochs {
-            let plan = epochs.newest();
-            let Some(order) = self.replication.poll(now, plan, |id| self.servers.primary(id)) else { break };
-            match order {
-                Order::Keep { spare, served: ServedShard { shard, addresses: from, .. } } => {
-                    self.send(NodeId::Spare(spare), &Control::Keep { shard, from });
-                }
-                Order::Start(node) => self.send(node, &Control::StartCore),
-                Order::Change(change) => self.enter(now, change),
-                Order::Promote { spare, shard, change, why } => {
-                    self.note(format!("{shard} is served by another process from now on: {why}"));
-                    self.enter(now, change);
-                    // It may hang, and come back: its place is another's.
-                    self.outputs.push_back(Output::Disconnect { connection: NodeId::Shard(shard).into() });
-                    self.servers.lose(now, shard, true);
-                    if let Some(epochs) = &self.epochs {
-                        let message = Control::Promote(Box::new(epochs.newest().clone()));
-                        self.send(NodeId::Spare(spare), &message);
-                    }
-                }
-            }
-        }
-        while let Some(epochs) = &self.epochs
-            && let Some(server) = self.replication.poll_drained(epochs.newest())
-        {
-            self.note(format!("{server} is drained, and leaves"));
-        }
-        while let Some(number) = self.replication.poll_leaving() {
-            self.send(NodeId::Spare(number), &Control::Stop { error: None });
-        }
-    }
-
-    /// A server is to be left without shards, so that it can end.
-    fn drain(&mut self, now: Time, number: u32, server: ServerId) {
-        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else {
-            return self.refuse(NodeId::Admin(number), Cause::Policy, "the job does not run yet".into());
-        };
-        match self.replication.drain(server, epochs.newest()) {
-            Ok(sentence) => self.send(NodeId::Admin(number), &Control::Done(sentence)),
-            Err(why) => return self.refuse(NodeId::Admin(number), Cause::Policy, why),
-        }
-        self.replicate(now);
-    }
-
-    fn handle_aggregator(&mut self, now: Time, id: AggregatorId, message: Control) {
-        match message {
-            Control::Register { addresses } => match addresses.check() {
-                Ok(()) => {
-                    self.aggregators.register(id, &addresses);
-                    self.inform_aggregator(id);
-                }
-                Err(why) => self.log(format!("{id} gave {why}")),
-            },
-            Control::Entered { epoch, joining, .. } => {
-                if let Some(epochs) = &mut self.epochs {
-                    epochs.aggregator_entered(now, id, epoch, &joining);
-                }
-                self.settle_epochs(now);
-            }
-            Control::AggregatorReport(report) => self.aggregators.take_report(id, report),
-            Control::PlanQuery => {
-                self.aggregators.forget_informed(id);
-                self.inform_aggregator(id);
+                copying::replicate(self, now);
             }
             other => self.log(format!("ignored a `{}` message from {id}", other.name())),
         }
@@ -389,7 +314,8 @@ impl Coordinator {
         match message {
             Control::StatusQuery => querying::query_status(self, now, asker),
             Control::Set(rule) => self.set_policy(now, number, rule),
-            Control::Drain { server } => self.drain(now, number, server),
+            Control::Drain { server } => copying::drain(self, now, number, server),
+            Control::CheckpointRequest => checkpointing::ask(self, now, number),
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
@@ -450,14 +376,14 @@ impl Coordinator {
         let (shards, members) = (self.servers.served(), self.workers.original_members());
         let plan = match self.declarations.plan(&self.config, &self.registry, shards, members) {
             Ok(plan) => plan,
-            Err(why) => return self.end(Some(format!("the job cannot be planned: {why}"))),
+            Err(why) => return self.end(now, Some(format!("the job cannot be planned: {why}"))),
         };
         let sync = plan.policy_of(TableId(0), ServerId(0)).sync(&self.registry);
         if let Ok(sync) = sync
             && !sync.overlap
         {
             let workers = plan.members.iter().map(|member| member.worker);
-            self.scheduler = Some(Scheduler::new(sync, workers, plan.seed));
+            self.scheduler = Some(Scheduler::new(sync, workers, plan.seed, plan.first_clock()));
         }
         self.replication.begin(&plan);
         self.epochs = Some(Epochs::new(plan));
@@ -468,7 +394,7 @@ impl Coordinator {
         let shards: Vec<ShardId> = self.servers.ids().collect();
         shards.into_iter().for_each(|id| self.inform_shard(id));
         let aggregators: Vec<AggregatorId> = self.aggregators.ids().collect();
-        aggregators.into_iter().for_each(|id| self.inform_aggregator(id));
+        aggregators.into_iter().for_each(|id| aggregating::inform_aggregator(self, id));
     }
 
     /// Sends the newest plan to a shard, once on each connection.
@@ -480,18 +406,8 @@ impl Coordinator {
             self.send(NodeId::Shard(id), &message);
             let idle = self.barriers.idlers().message();
             idle.into_iter().for_each(|message| self.send(NodeId::Shard(id), &message));
-        }
-    }
-
-    /// Sends the newest plan to an aggregator, once on each connection.
-    fn inform_aggregator(&mut self, id: AggregatorId) {
-        if let Some(epochs) = &self.epochs
-            && self.aggregators.inform(id)
-        {
-            let message = Control::Plan(Box::new(epochs.newest().clone()));
-            self.send(NodeId::Aggregator(id), &message);
-            let idle = self.barriers.idlers().message();
-            idle.into_iter().for_each(|message| self.send(NodeId::Aggregator(id), &message));
+            let order = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.order().cloned());
+            order.into_iter().for_each(|order| self.send(NodeId::Shard(id), &Control::Checkpoint(order)));
         }
     }
 
@@ -515,8 +431,8 @@ impl Coordinator {
             (Change::Joining { worker, .. }, Some(scheduler)) => scheduler.join(*worker),
             _ => 0,
         };
-        // A joining worker's first clock is 1 or later: the first round is for those whom the job begins with.
-        let at_least = scheduled.max(1);
+        // A joining worker's first clock is later than the job's: the first round is for those whom the job begins with.
+        let at_least = scheduled.max(epochs.newest().first_clock() + 1);
         let message = epochs.make(now, change.clone(), at_least);
         self.memory.touch();
         self.tell_informed(&message);
@@ -543,11 +459,12 @@ impl Coordinator {
             self.stage = Stage::Running;
             self.memory.touch();
             // Another process may have the rank by now: it joins when it has declared its tables.
+            let plan = epochs.settled();
             let is_original = |member: &&Member| {
-                member.standing == Standing::From(0)
+                plan.is_original(member)
                     && self.workers.incarnation(member.worker) == Some(member.incarnation)
             };
-            let members = epochs.settled().members.iter().filter(is_original);
+            let members = plan.members.iter().filter(is_original);
             let originals: Vec<WorkerId> = members.map(|member| member.worker).collect();
             for worker in originals {
                 self.workers.run(now, worker);
@@ -556,6 +473,7 @@ impl Coordinator {
             }
             let readers: Vec<WorkerId> = self.readers.ids().collect();
             readers.into_iter().for_each(|reader| reading::inform_reader(self, reader));
+            checkpointing::begin(self, now);
         }
         self.settle_epochs(now);
     }
@@ -637,7 +555,9 @@ impl Coordinator {
         if report.shard != id || report.tables.len() > tables {
             return self.log(format!("ignored a report of {id} that is not about its tables"));
         }
+        let version = report.tables.iter().map(|table| table.version).max();
         self.servers.take_report(now, id, report);
+        checkpointing::note_version(self, now, version);
         self.queries.reported(id);
         querying::answer_queries(self, now);
     }
@@ -647,6 +567,7 @@ impl Coordinator {
         let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
         changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
+        checkpointing::note_progress(self, now);
         returning::take_clock(self, now, worker, None);
         let straggler = self.stragglers.judge(now, &self.workers, self.config.servers);
         straggler.into_iter().for_each(|line| self.log(line));
@@ -704,66 +625,10 @@ impl Coordinator {
         self.settle_barriers(now, Some(worker));
         returning::resume_scheduler(self, now);
         if self.workers.live().next().is_none() {
-            self.await_workers(now);
+            waiting::await_workers(self, now);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
             // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;
-        }
-    }
-
-    /// A planned job without a live worker waits for one, or is over.
-    fn await_workers(&mut self, now: Time) {
-        if self.stage == Stage::Over || !self.is_planned() || self.workers.live().next().is_some() {
-            return;
-        }
-        let error = self.workers.have_all_died().then(|| "all workers died".into());
-        // One that died may come back to finish its work, though others have left with theirs done.
-        if self.workers.count(MemberState::Dead) == 0 {
-            return self.end(error);
-        }
-        self.wait_for(now, None, error);
-    }
-
-    /// A shard cannot go on without the initial values of a table. If the plan has a worker 0 by now, that one sends them.
-    fn lack_values(&mut self, now: Time, table: TableId) {
-        let Some(epochs) = &self.epochs else { return };
-        let (plan, first) = (epochs.newest(), WorkerId::FIRST);
-        let Some(table) = plan.tables.get(table.0 as usize) else { return };
-        if plan.member(first).is_some_and(Member::is_live) || self.vacancy.is_some() {
-            return;
-        }
-        let error = format!(
-            "{first} was gone before the initial values of table `{}` were here; start the job anew",
-            table.name
-        );
-        self.wait_for(now, Some(first), Some(error));
-    }
-
-    /// The job cannot go on until a worker is started anew.
-    fn wait_for(&mut self, now: Time, of: Option<WorkerId>, error: Option<String>) {
-        let grace = self.config.restart_grace;
-        if !grace.is_zero() {
-            let who = of.map_or("a worker".into(), |worker| worker.to_string());
-            self.log(format!(
-                "the job waits for {who} to be started anew, {} s at most",
-                grace.as_secs_f64()
-            ));
-        }
-        self.vacancy = Some(Vacancy { of, error, since: now });
-        self.expire_vacancy(now);
-    }
-
-    fn vacancy_deadline(&self) -> Option<Time> {
-        let vacancy = self.vacancy.as_ref().filter(|_| self.stage != Stage::Over)?;
-        vacancy.deadline(&self.workers, &self.standstill, self.config.restart_grace)
-    }
-
-    /// Ends the job if the vacancy was not filled in time.
-    fn expire_vacancy(&mut self, now: Time) {
-        if self.vacancy_deadline().is_some_and(|deadline| deadline <= now)
-            && let Some(vacancy) = self.vacancy.take()
-        {
-            self.end(vacancy.error);
         }
     }
 
@@ -817,11 +682,19 @@ impl Coordinator {
         }
     }
 
-    fn end(&mut self, error: Option<String>) {
+    /// The job is over: at once if it failed, and when its last checkpoint is complete otherwise.
+    fn end(&mut self, now: Time, error: Option<String>) {
+        if error.is_some() || !checkpointing::finish(self, now) {
+            self.end_now(error);
+        }
+    }
+
+    fn end_now(&mut self, error: Option<String>) {
         if self.stage == Stage::Over {
             return;
         }
         self.stage = Stage::Over;
+        self.checkpoints = None;
         self.memory.touch();
         self.failure.clone_from(&error);
         let waited = stragglers::summary(&self.workers.waited(), self.config.servers);
@@ -852,49 +725,21 @@ impl Coordinator {
         all.for_each(|since| standstill::exclude(since, now, lost));
     }
 
-    /// An aggregator is gone: nobody waits for it until it is back.
-    fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
-        self.aggregators.lose(id, self.is_planned());
-        if let Some(epochs) = &mut self.epochs {
-            epochs.forget_aggregator(id);
-        }
-        self.settle_epochs(now);
-    }
-
-    /// Gives up aggregators that are silent, or do not follow the plan. The servers and the other workers need none.
-    fn expire_aggregators(&mut self, now: Time) {
-        let grace = self.config.worker_timeout;
-        let seconds = grace.as_secs_f64();
-        for id in self.aggregators.silent(now, grace, &self.standstill) {
-            self.give_up(now, id, format!("{id} was silent for {seconds} s"));
-        }
-        let overdue = self.epochs.as_ref().map(|epochs| epochs.overdue(now, grace, &self.standstill));
-        for (id, epoch) in overdue.into_iter().flatten() {
-            self.give_up(now, id, format!("{id} has not entered epoch {epoch} for {seconds} s"));
-        }
-    }
-
-    fn give_up(&mut self, now: Time, id: AggregatorId, why: String) {
-        self.log(format!("{why}; it is hung up on, and the job goes on without it until it comes back"));
-        self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
-        self.lose_aggregator(now, id);
-    }
-
     /// Gives up members that were away or silent for too long.
     fn expire_members(&mut self, now: Time) {
         let is_planned = self.is_planned();
         for worker in self.workers.overdue(now, is_planned, &self.standstill) {
             self.part_with(now, worker, MemberState::Dead);
         }
-        self.expire_vacancy(now);
+        waiting::expire_vacancy(self, now);
         if self.stage == Stage::Over {
             return;
         }
-        self.expire_aggregators(now);
+        aggregating::expire_aggregators(self, now);
         reading::expire_readers(self, now);
-        self.replicate(now);
+        copying::replicate(self, now);
         if let Some(error) = self.servers.overdue(now, &self.standstill) {
-            return self.end(Some(error));
+            return self.end(now, Some(error));
         }
         let grace = self.config.worker_timeout;
         while is_planned && let Some(id) = self.servers.poll_silent(now, grace, &self.standstill) {
@@ -1012,12 +857,13 @@ impl Role for Coordinator {
                 if is_news && self.aggregators.is_connected(id) {
                     self.log(format!("lost {id}: {why}"));
                 }
-                self.lose_aggregator(now, id);
+                aggregating::lose_aggregator(self, now, id);
             }
             NodeId::Admin(id) => self.commands.lose(id),
             NodeId::Spare(number) => self.replication.lose(now, number),
             NodeId::Coordinator => {}
         }
+        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.forget(peer));
         self.queries.forget(peer);
     }
 
@@ -1056,8 +902,8 @@ impl Role for Coordinator {
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
             (NodeId::Admin(number), Ok(message)) => self.handle_command(now, number, message),
-            (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(now, id, message),
-            (NodeId::Spare(number), Ok(message)) => self.handle_spare(now, number, message),
+            (NodeId::Aggregator(id), Ok(message)) => aggregating::handle_aggregator(self, now, id, message),
+            (NodeId::Spare(number), Ok(message)) => copying::handle_spare(self, now, number, message),
             (NodeId::Coordinator, Ok(_)) => {}
             (from, Err(error)) => {
                 self.log(format!("{from}: {error}"));
@@ -1086,6 +932,7 @@ impl Role for Coordinator {
         self.send_releases();
         querying::answer_queries(self, now);
         self.answer_unsettled(now);
+        checkpointing::handle_timeout(self, now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Admin(id).into() });
         }
@@ -1099,7 +946,7 @@ impl Role for Coordinator {
         let scheduler = self.scheduler.as_ref().and_then(Scheduler::next_timeout);
         let standstill = (!is_over).then(|| self.standstill.next_timeout());
         let idle = self.commands.next_timeout(&self.standstill);
-        let vacancy = self.vacancy_deadline();
+        let vacancy = waiting::vacancy_deadline(self);
         let grace = self.config.worker_timeout;
         let silent = self.aggregators.next_deadline(grace, &self.standstill).filter(|_| !is_over);
         let behind = self.epochs.as_ref().and_then(|epochs| epochs.next_deadline(grace, &self.standstill));
@@ -1110,13 +957,18 @@ impl Role for Coordinator {
             self.epochs.as_ref().filter(|_| !is_over).and_then(|epochs| {
                 self.replication.next_timeout(epochs.newest(), |id| self.servers.primary(id))
             });
+        let checkpoints = self.checkpoints.as_ref().and_then(Checkpoints::next_timeout).filter(|_| !is_over);
         let members = [workers, readers, servers, silent, behind, copies];
-        let others = [recovery, queries, scheduler, standstill, idle, vacancy];
+        let others = [recovery, queries, scheduler, standstill, idle, vacancy, checkpoints];
         members.into_iter().chain(others).flatten().min()
     }
 
     fn handle_remembered(&mut self, _now: Time) {
         self.memory.stored();
+    }
+
+    fn handle_archived(&mut self, now: Time, response: Response) {
+        checkpointing::take_response(self, now, response);
     }
 
     fn poll_output(&mut self) -> Option<Output> {

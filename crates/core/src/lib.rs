@@ -11,6 +11,7 @@ pub mod address;
 pub mod aggregator;
 pub mod bandwidth;
 pub mod broadcast;
+pub mod checkpoint;
 pub mod codec;
 pub mod consistency;
 pub mod coordinator;

@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+/// Complete checkpoints that a job keeps at most.
+pub const MAX_CHECKPOINTS: usize = 1024;
+/// The latest clock that a job which goes on from a checkpoint may begin with.
+pub const MAX_FIRST_CLOCK: u64 = 1 << 48;
 /// Parameters that are worked on at once where their number is free: 32 KB of f32 stay in the nearest caches.
 pub const BLOCK_ELEMENTS: usize = 8192;
 /// Parameters in a row of a table of rows.

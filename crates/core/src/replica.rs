@@ -12,6 +12,7 @@
 mod entry;
 mod log;
 
+use crate::checkpoint::Response;
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
@@ -184,7 +185,7 @@ impl Replica {
             }
             Event::Connected(connection, _) => drop(self.connections.insert(*connection)),
             Event::Disconnected(connection, _) => drop(self.connections.remove(connection)),
-            Event::Frame(..) | Event::Timeout => {}
+            Event::Frame(..) | Event::Timeout | Event::Written(..) => {}
         }
         let at = self.shifted(now);
         let Mode::Serving(serving) = &mut self.mode else { return };
@@ -424,7 +425,7 @@ impl Replica {
                     }
                     Event::Connected(connection, _) => drop(connections.insert(*connection)),
                     Event::Disconnected(connection, _) => drop(connections.remove(connection)),
-                    Event::Frame(..) | Event::Timeout => {}
+                    Event::Frame(..) | Event::Timeout | Event::Written(..) => {}
                 }
                 event.apply(at, shard);
                 discard(shard);
@@ -666,6 +667,19 @@ impl Role for Replica {
                     self.handle_disconnected(now, connection, &why);
                 }
             }
+        }
+    }
+
+    fn handle_archived(&mut self, now: Time, response: Response) {
+        let at = self.shifted(now);
+        match (&mut self.mode, response) {
+            (Mode::Serving(_), Response::Written { folder, file }) => {
+                self.happen(now, Event::Written(folder, file));
+            }
+            // A shard has no copies before it has read what its tables held.
+            (Mode::Serving(serving), response) => serving.shard.handle_archived(at, response),
+            // It was written for a shard that is served elsewhere by now.
+            (Mode::Spare(_), _) => {}
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! The methods of [`Role`] come in seven families; a worker has an eighth, for its application.
 //!
-//! - *Events*: `accept`, `handle_listening`, `handle_connected`, `handle_disconnected`, `handle_frame` and `handle_timeout`.
+//! - *Events*: `accept`, `handle_listening`, `handle_connected`, `handle_disconnected`, `handle_frame`, `handle_archived` and
+//!   `handle_timeout`.
 //! - *Outputs*: `poll_output` and `next_timeout`. A driver drains `poll_output` after every batch of events.
 //! - *Bytes out*: `payload` lends the bytes of a frame that is to be sent, so that gradients and parameters travel straight
 //!   from where they live. A driver whose socket is full keeps the frame, not its bytes: it asks for the payload when it can
@@ -13,6 +14,7 @@
 //! - *Identity*: `node` and `hello`.
 
 use crate::address::Addresses;
+use crate::checkpoint;
 use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
 use crate::types::{Clock, ConnectionId, NodeId, TableId, Time};
@@ -148,6 +150,9 @@ pub enum Output {
         /// The state.
         state: Vec<u8>,
     },
+    /// Ask the driver's archive of checkpoints for something. The driver answers with `handle_archived`, in the order of the
+    /// requests; a write is answered when what was written survives the loss of power. It does this beside the role's events.
+    Archive(Box<checkpoint::Request>),
     /// A line for the log.
     Log(Level, String),
     /// The role's work is done, well or badly; the driver may end.
@@ -212,10 +217,12 @@ fn cost(output: &Output) -> usize {
         Output::Send { frame, .. } => frame.memory_bytes(),
         Output::Log(_, line) => line.len(),
         Output::Remember { state } => state.len(),
+        // What a checkpoint copied is the archive's from here on.
         Output::Connect { .. }
         | Output::Disconnect { .. }
         | Output::Listen
         | Output::StartCore
+        | Output::Archive(_)
         | Output::Stop { .. } => 0,
     };
     size_of::<Output>() + own
@@ -263,6 +270,9 @@ pub trait Role {
 
     /// The state of the last [`Output::Remember`] is stored.
     fn handle_remembered(&mut self, _now: Time) {}
+
+    /// The archive's answer to the oldest request that it has not answered ([`Output::Archive`]).
+    fn handle_archived(&mut self, _now: Time, _response: checkpoint::Response) {}
 
     /// The first message on a connection that this role asked for.
     fn hello(&self, connection: ConnectionId) -> Hello;

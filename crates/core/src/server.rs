@@ -5,8 +5,12 @@
 //! what was taken is remembered until the push is complete and counted.
 
 mod accumulators;
+mod aggregating;
 pub(crate) mod aggregators;
+mod checkpoints;
+mod cuts;
 mod delivery;
+mod following;
 mod image;
 mod links;
 mod members;
@@ -18,6 +22,7 @@ mod timers;
 pub use image::{ChunkImage, ShardImage, StoreImage, TableImage};
 
 use crate::address::Addresses;
+use crate::checkpoint::{Request, Response, TableCut};
 use crate::consistency::PullOutcome;
 use crate::intake::{PushFrame, Taken};
 use crate::limits;
@@ -29,14 +34,14 @@ use crate::types::{
     AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
 };
 use crate::wire::control::{self, frame};
-use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
-use crate::wire::group::{self, Entry};
+use crate::wire::frame::{FromWorker, Init, Pull, Subject, has_fitting_type};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
-    Standing, Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal, Standing,
+    Welcome,
 };
 
-use aggregators::{Aggregators, Turn};
+use aggregators::Aggregators;
+use checkpoints::Checkpoints;
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use links::Links;
 use members::Members;
@@ -81,6 +86,7 @@ pub struct Shard {
     has_judge: bool,
     delivery: Delivery,
     links: Links,
+    checkpoints: Checkpoints,
     next_report: Time,
     stopped: bool,
     /// For the coordinator and the driver; [`Delivery`] has its own.
@@ -103,6 +109,7 @@ impl Shard {
             has_judge: false,
             delivery,
             links: Links::default(),
+            checkpoints: Checkpoints::default(),
             next_report: now,
             stopped: false,
             outputs: Outbox::default(),
@@ -217,6 +224,10 @@ impl Shard {
                 let version = self.tables.set_idle(now, &workers, &mut self.delivery);
                 self.tell_coordinator(&Control::IdleNoted { number, version });
             }
+            Control::Checkpoint(order) if self.plan.is_some() => {
+                let message = self.checkpoints.follow(order, &mut self.tables);
+                message.iter().for_each(|message| self.tell_coordinator(message));
+            }
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }
@@ -235,6 +246,7 @@ impl Shard {
                     self.apply_change(now, epoch, &change);
                 }
             }
+            None if plan.resumed.is_some() => return self.read_checkpoint(plan),
             None => {
                 if let Err(error) = self.begin(now, plan) {
                     return self.fail(error);
@@ -244,13 +256,66 @@ impl Shard {
         self.tell_entered();
     }
 
+    /// Has the driver read what the tables of the first plan held, and enters that when they hold it again.
+    fn read_checkpoint(&mut self, plan: Plan) {
+        let Some(id) = self.id() else { return };
+        let Some(resumed) = plan.resumed.clone() else { return };
+        if self.checkpoints.is_restoring() {
+            self.checkpoints.keep_plan(plan);
+            return;
+        }
+        match Tables::of_plan(&self.registry, &plan, id) {
+            Ok(tables) => {
+                let request = Request::Restore { resumed, wanted: tables.wanted() };
+                self.tables = tables;
+                self.checkpoints.keep_plan(plan);
+                self.outputs.push_back(Output::Archive(Box::new(request)));
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// What the tables held is here.
+    fn take_restored(&mut self, now: Time, pieces: Result<Vec<Vec<TableCut>>, String>) {
+        let Some((plan, is_stale)) = self.checkpoints.take_plan() else { return };
+        let folder = plan.resumed.as_ref().map_or("", |resumed| &resumed.folder).to_owned();
+        let restored = pieces.and_then(|pieces| self.begin_with(now, plan, &pieces));
+        if let Err(why) = restored {
+            return self.fail(format!("cannot go on from checkpoint {folder}: {why}"));
+        }
+        self.tell_entered();
+        if is_stale {
+            self.tell_coordinator(&Control::PlanQuery);
+        }
+    }
+
     /// Sets up the tables and the members of the first plan that this shard gets.
     fn begin(&mut self, now: Time, plan: Plan) -> Result<(), String> {
         let Some(id) = self.id() else { return Ok(()) };
         self.tables = Tables::of_plan(&self.registry, &plan, id)?;
+        self.enter_first(now, plan, id);
+        Ok(())
+    }
+
+    /// The same where the tables hold what they held at a checkpoint. The plan may be newer than the one that they were set up by.
+    fn begin_with(&mut self, now: Time, plan: Plan, pieces: &[Vec<TableCut>]) -> Result<(), String> {
+        let Some(id) = self.id() else { return Ok(()) };
+        self.tables = Tables::of_plan(&self.registry, &plan, id)?;
+        self.tables.take_pieces(pieces)?;
+        self.enter_first(now, plan, id);
+        for table in 0..self.tables.len() {
+            if self.tables.get(table).elements() > 0 {
+                self.delivery.version_exists(now, TableId(table as u32), self.tables.get_mut(table));
+            }
+        }
+        Ok(())
+    }
+
+    fn enter_first(&mut self, now: Time, plan: Plan, id: ShardId) {
+        let first = plan.first_clock();
         for &Member { worker, incarnation, standing, .. } in &plan.members {
             match standing {
-                Standing::From(0) => self.members.insert(worker, incarnation),
+                Standing::From(clock) if clock == first => self.members.insert(worker, incarnation),
                 // It joined before this shard was there.
                 Standing::From(_) | Standing::Joining => self.members.join(worker, incarnation),
                 Standing::Left => {}
@@ -259,10 +324,12 @@ impl Shard {
         self.plan = Some(plan);
         self.links.follow(id, &mut self.tables);
         self.tables.settle_all(now, &mut self.delivery);
-        Ok(())
     }
 
     fn take_change(&mut self, now: Time, epoch: u32, change: &Change) {
+        if self.checkpoints.is_restoring() {
+            return self.checkpoints.note_change();
+        }
         let Some(plan) = &self.plan else { return self.tell_coordinator(&Control::PlanQuery) };
         if epoch > plan.epoch + 1 {
             // A change in between is missing.
@@ -556,7 +623,7 @@ impl Shard {
     fn handle_worker_control(&mut self, now: Time, worker: WorkerId, payload: &[u8]) {
         let handled = decode_control(payload).and_then(|message| match message {
             Control::Subscribe { .. } | Control::Unsubscribe { .. } | Control::Seen { .. } => {
-                self.handle_follower(now, NodeId::Worker(worker), message)
+                following::handle_follower(self, now, NodeId::Worker(worker), message)
             }
             // The job's thresholds are for those who train.
             Control::Probe(_) | Control::Measured(_) | Control::Behind { .. } if worker.is_reader() => {
@@ -586,104 +653,7 @@ impl Shard {
         if let Err(fault) = handled {
             self.delivery.refuse(worker, TableId(0), 0, &fault);
         }
-        self.tell_news();
-    }
-
-    /// A control message of an aggregator: its own, about the streams that it passes on, or what worker 0 says through it.
-    fn handle_aggregator_control(&mut self, now: Time, id: AggregatorId, payload: &[u8]) {
-        let from = NodeId::Aggregator(id);
-        let handled = decode_control(payload).and_then(|message| match message {
-            Control::Subscribe { .. } | Control::Unsubscribe { .. } | Control::Seen { .. } => {
-                self.handle_follower(now, from, message)
-            }
-            Control::Verdict { table, number, holds } if self.delivery.is_through(WorkerId::FIRST, id) => {
-                self.handle_verdict(now, WorkerId::FIRST, table, number, holds)
-            }
-            // Worker 0 has come to be reached otherwise.
-            _ => Ok(()),
-        });
-        if let Err(fault) = handled {
-            self.delivery.refuse_to(from, TableId(0), 0, &fault);
-        }
-    }
-
-    /// What a worker or an aggregator says of the streams that it follows, or is to follow.
-    fn handle_follower(&mut self, now: Time, from: NodeId, message: Control) -> Result<(), Fault> {
-        match message {
-            Control::Subscribe { shard, positions, is_question } => {
-                self.handle_subscribe(now, from, shard, &positions, is_question)?;
-            }
-            Control::Unsubscribe { tables, .. } => {
-                tables.into_iter().for_each(|table| self.delivery.unsubscribe(from, table));
-                if let NodeId::Worker(worker) = from
-                    && !self.delivery.is_followed_by(from)
-                {
-                    self.links.leave(now, worker, &mut self.tables);
-                }
-            }
-            Control::Seen { table, version, .. } => {
-                let place = self.broadcast_table(from, table)?;
-                let reading = self.delivery.note_seen(now, from, table, version, self.tables.get(place));
-                if let (Some(reading), NodeId::Worker(worker)) = (reading, from) {
-                    self.links.note(now, worker, reading, &mut self.tables);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Another threshold of a codec holds.
-    fn tell_news(&mut self) {
-        if let Some(line) = self.links.take_news() {
-            self.outputs.push_back(Output::Log(Level::Info, line));
-        }
-    }
-
-    /// Somebody follows the streams of some tables from now on.
-    fn handle_subscribe(
-        &mut self,
-        now: Time,
-        from: NodeId,
-        shard: ShardId,
-        positions: &[Position],
-        is_question: bool,
-    ) -> Result<(), Fault> {
-        if let NodeId::Worker(worker) = from
-            && !self.members.has(worker)
-            && !self.readers.has(worker)
-        {
-            return Err(not_a_member(worker));
-        }
-        if self.id() != Some(shard) {
-            let message = format!("{from} asks for streams of {shard} here");
-            return Err(Fault { cause: Cause::Protocol, message });
-        }
-        if positions.len() > self.tables.len() {
-            let (asked, tables) = (positions.len(), self.tables.len());
-            let message = format!("{from} asks for {asked} streams, and there are {tables} tables");
-            return Err(Fault { cause: Cause::Protocol, message });
-        }
-        Position::check_order(positions, from)?;
-        for position in positions {
-            let table = self.broadcast_table(from, position.table)?;
-            self.delivery.subscribe(now, from, *position, is_question, self.tables.get(table));
-        }
-        // The job's thresholds are for those who train.
-        match from {
-            NodeId::Worker(worker) if !is_question && !worker.is_reader() => self.links.add(now, worker),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// The index of a table whose stream somebody speaks of.
-    fn broadcast_table(&self, from: NodeId, table: TableId) -> Result<usize, Fault> {
-        let found = self.tables.find(table).filter(|table| table.is_broadcast() && table.elements() > 0);
-        found.map(|_| table.0 as usize).ok_or_else(|| {
-            let message = format!("{from} asks for a stream of table {}, and there is none here", table.0);
-            Fault { cause: Cause::Protocol, message }
-        })
+        following::tell_news(self);
     }
 
     /// Worker 0, which evaluates conditions, can be asked, or cannot. [`Shard::tell_judge`] is to follow.
@@ -708,7 +678,7 @@ impl Shard {
     /// A worker's connection is gone: it asks again for what it still wants.
     fn lose_worker(&mut self, now: Time, worker: WorkerId) {
         self.links.lose(now, worker, &mut self.tables);
-        self.tell_news();
+        following::tell_news(self);
         self.delivery.lose_worker(worker);
         self.tables.lose_worker(worker);
         self.note_judge(worker, false);
@@ -802,6 +772,8 @@ impl Shard {
     /// This process takes over from the one that served the shard before, by this plan.
     pub(crate) fn take_over(&mut self, now: Time, config: ShardConfig, plan: Plan) {
         self.config = config;
+        // What was copied for a checkpoint was the former process' to write. The coordinator says the order again.
+        self.checkpoints = Checkpoints::default();
         self.take_plan(now, plan);
     }
 
@@ -809,141 +781,6 @@ impl Shard {
         self.readers.lose(id);
         self.delivery.lose_follower(NodeId::Worker(id));
         self.links.lose(now, id, &mut self.tables);
-    }
-
-    fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
-        if self.plan.as_ref().is_some_and(|plan| header.epoch > plan.epoch) {
-            // The aggregator knows of a change that has yet to be heard of here. It comes back, and sends everything again. A
-            // refusal would have workers begin anew a push of which other chunks were taken before the change.
-            self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
-            return self.lose_aggregator(now, id);
-        }
-        match FromAggregator::decode(header) {
-            Some(FromAggregator::Relayed(worker, frame)) => {
-                if !self.members.has(worker) {
-                    let Subject { table, request, .. } = *frame.subject();
-                    let fault = not_a_member(worker);
-                    return self.delivery.refuse_to(NodeId::Aggregator(id), table, request, &fault);
-                }
-                self.reach_through(worker, id);
-                self.tell_judge(now);
-                self.handle_worker_frame(now, worker, &frame, payload);
-            }
-            Some(FromAggregator::Contributors { number }) => {
-                if self.take_turn(id, number) == Turn::Next {
-                    let workers = group::decode_ranks(payload).unwrap_or_else(|error| {
-                        self.log(format!("{id}: {error}"));
-                        Vec::new()
-                    });
-                    self.aggregators.set_contributors(id, workers);
-                }
-            }
-            Some(FromAggregator::Sum(sum)) => self.handle_sum(now, id, &sum, payload),
-            Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
-            Some(FromAggregator::Forget(worker)) => {
-                self.lose_worker(now, worker);
-                self.tell_judge(now);
-            }
-            None => self.log(format!("ignored a {:?} frame from {id}", header.kind)),
-        }
-    }
-
-    /// Whether a frame that an aggregator numbered is the next one. One that was taken is sent again after a broken
-    /// connection.
-    fn take_turn(&mut self, id: AggregatorId, number: u64) -> Turn {
-        let turn = self.aggregators.take_turn(id, number);
-        if let Turn::TooEarly { next } = turn {
-            self.log(format!("{id} sent frame {number} of its sums before frame {next}"));
-        }
-        turn
-    }
-
-    /// A sum of some workers' gradients of one chunk.
-    fn handle_sum(&mut self, now: Time, id: AggregatorId, sum: &Sum, payload: &[u8]) {
-        if self.take_turn(id, sum.subject.request) != Turn::Next {
-            return;
-        }
-        self.tables.count_bytes(payload);
-        if self.aggregators.is_refused(id, sum) {
-            return;
-        }
-        let table = self.check_sum(&sum.subject);
-        let contributors = self.aggregators.contributors(id);
-        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, &contributors, payload));
-        match taken {
-            Ok(None) => self.aggregators.note_taken(id, sum),
-            Ok(Some(worker)) => self.end_session(now, id, worker, sum.clock),
-            Err(fault) => {
-                self.delivery.count_refused();
-                self.aggregators.note_refused(id, (sum.subject.table, sum.clock), sum.attempt, fault);
-            }
-        }
-    }
-
-    /// A gradient of this worker is in a sum of an aggregator, and is here already: the aggregator begins anew, and its workers send what
-    /// was not acknowledged themselves.
-    fn end_session(&mut self, now: Time, id: AggregatorId, worker: WorkerId, clock: Clock) {
-        self.log(format!(
-            "{id} begins anew: clock {clock} of {worker} is in a sum of it, and came another way before"
-        ));
-        self.aggregators.end_session(id);
-        self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
-        self.lose_aggregator(now, id);
-        self.tell_judge(now);
-    }
-
-    /// Some workers' pushes are complete in the sums before: they count, and the pulls that come with them are asked.
-    fn handle_completed(&mut self, now: Time, id: AggregatorId, list: &Completed, payload: &[u8]) {
-        let turn = self.take_turn(id, list.subject.request);
-        if matches!(turn, Turn::TooEarly { .. }) {
-            return;
-        }
-        let entries = group::decode(payload).unwrap_or_else(|error| {
-            self.log(format!("{id}: {error}"));
-            Vec::new()
-        });
-        let table = self.check_sum(&list.subject);
-        if let (Ok(table), Turn::Next, false) = (&table, turn, entries.is_empty())
-            && let Err(fault) = self.tables.get(*table).check_clock(list.clock)
-        {
-            self.aggregators.note_refused(id, (list.subject.table, list.clock), list.attempt, fault);
-        }
-        let refused = self.aggregators.refusal(id, list);
-        let fault = table.as_ref().err().or(refused.as_ref().map(|refused| refused.fault()));
-        let counts = turn == Turn::Next && refused.as_ref().is_none_or(|refused| refused.counts());
-        // The worker that was last there is counted last, so that those who wait for it know.
-        let is_last = |entry: &&Entry| Some(entry.worker) == list.last;
-        let last = entries.iter().filter(is_last);
-        for &Entry { worker, request, .. } in entries.iter().filter(|entry| !is_last(entry)).chain(last) {
-            let is_member = self.members.has(worker);
-            if !is_member {
-                let to = NodeId::Aggregator(id);
-                self.delivery.refuse_to(to, list.subject.table, request, &not_a_member(worker));
-            } else if let Some(fault) = fault {
-                self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
-            }
-            if let (Ok(table), true) = (&table, counts && is_member) {
-                self.reach_through(worker, id);
-                self.tables.get_mut(*table).count_push(now, worker, list.clock);
-            }
-        }
-        self.delivery.complete_sums(id, list);
-        let Ok(table) = table else { return };
-        self.tables.settle(now, table, &mut self.delivery);
-        if refused.is_some() {
-            return;
-        }
-        // The aggregator reads answers by the codecs that it knew; its workers ask again when they know the others.
-        let stale = self.check_subject(&list.subject).err();
-        for &Entry { worker, request, .. } in entries.iter().filter(|entry| entry.want_params) {
-            if let Some(fault) = &stale {
-                self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
-            } else if self.members.has(worker) {
-                self.reach_through(worker, id);
-                self.tell_judge(now);
-                self.ask(now, PendingPull::after_sum(worker, list, request));
-            }
-        }
     }
 
     /// Something is wrong here: the coordinator is told, so that the job ends with the reason.
@@ -1050,8 +887,12 @@ impl Role for Shard {
                     self.delivery.refuse(worker, header.table, header.request, &fault);
                 }
             },
-            (NodeId::Aggregator(id), Kind::Control) => self.handle_aggregator_control(now, id, payload),
-            (NodeId::Aggregator(id), _) => self.handle_aggregator_frame(now, id, header, payload),
+            (NodeId::Aggregator(id), Kind::Control) => {
+                aggregating::handle_aggregator_control(self, now, id, payload)
+            }
+            (NodeId::Aggregator(id), _) => {
+                aggregating::handle_aggregator_frame(self, now, id, header, payload)
+            }
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),
                 Err(error) => self.log(error.to_string()),
@@ -1089,7 +930,25 @@ impl Role for Shard {
         self.members.progress(worker)
     }
 
+    fn handle_archived(&mut self, now: Time, response: Response) {
+        match response {
+            Response::Written { folder, file } => {
+                let message = self.checkpoints.note_written(&folder, file, &self.tables);
+                message.iter().for_each(|message| self.tell_coordinator(message));
+            }
+            Response::Restored(pieces) => self.take_restored(now, pieces),
+            // Manifests are the coordinator's.
+            Response::Completed { .. } => {}
+        }
+    }
+
     fn poll_output(&mut self) -> Option<Output> {
+        if self.tables.has_cuts()
+            && let Some(id) = self.id()
+        {
+            let output = self.checkpoints.end_cuts(&self.config.job, id, &mut self.tables);
+            self.outputs.extend(output);
+        }
         // An output is moved once, and not from one option to the next.
         if self.delivery.has_frames() {
             return self.delivery.poll_frame();

@@ -13,7 +13,9 @@ mod handshake;
 mod header;
 mod plan;
 
-pub use control::{Cause, Control, Fault, FirstClock, IdleWorker, Position, Relay, Route};
+pub use control::{
+    Cause, CheckpointOrder, CheckpointOutcome, Control, Fault, FirstClock, IdleWorker, Position, Relay, Route,
+};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, Owner};
 pub use handshake::{Hello, Party, Refusal, Welcome};
 pub use header::{DType, Flags, Header, Kind, WireError};

@@ -126,6 +126,14 @@ impl Admin {
         }
     }
 
+    /// Has the job make a checkpoint, and waits until that is complete. The answer is a sentence that names it.
+    pub fn checkpoint(&mut self) -> Result<String, AdminError> {
+        match self.ask(&Control::CheckpointRequest)? {
+            Control::Done(sentence) => Ok(sentence),
+            other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
     fn ask(&mut self, message: &Control) -> Result<Control, AdminError> {
         // Long before the coordinator hangs up, so that a question is never on its way then.
         if self.last_used.elapsed() > limits::COMMAND_IDLE / 2 {

@@ -172,6 +172,7 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
             stop: ending.stop.clone(),
             strangers: Strangers::new(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
+            archive: None,
             log: config.log.clone(),
         };
         loops.push(EventLoop::new(Owned(Role::new(clock::now(), role, registry.clone())), setup)?);

@@ -5,6 +5,7 @@
 //! threads, and with other loops, behind a lock (a worker); [`RoleCell`] hides which. Bytes move without the role: a loop takes it
 //! to ask where they belong, and to hand over all that came with one system call.
 
+mod archiving;
 mod connecting;
 mod connection;
 mod greeting;
@@ -19,12 +20,14 @@ mod watching;
 pub use injected::Injection;
 pub(crate) use strangers::Strangers;
 
+use crate::checkpoint::Archive;
 use crate::clock;
 use crate::log::Log;
 use crate::transport::Dialler;
 use crate::transport::carrier::Listener;
 use crate::transport::resolver::{Resolve, Resolver};
 use crate::waker::{Doorbell, Waker};
+use archiving::Archivist;
 use connecting::Resolving;
 use connection::{Connection, State};
 use injected::Injected;
@@ -58,6 +61,7 @@ pub(crate) const FIRST_LANE: usize = 0;
 const LISTENER: u64 = 0;
 const WAKER: u64 = 1;
 const RESOLVER: u64 = 2;
+const ARCHIVE: u64 = 3;
 
 /// Access to a role, which a loop owns or shares with other threads. One method and the type are required.
 pub(crate) trait RoleCell {
@@ -152,6 +156,8 @@ pub(crate) struct Setup {
     pub(crate) strangers: Arc<Strangers>,
     /// Faults to try.
     pub(crate) injection: Injection,
+    /// Where checkpoints are, if there are any.
+    pub(crate) archive: Option<Archive>,
     /// Where log lines go.
     pub(crate) log: Log,
 }
@@ -164,6 +170,7 @@ pub(crate) struct EventLoop<C: RoleCell> {
     watch: Watch,
     connections: BTreeMap<u64, Connection>,
     resolver: Resolver,
+    archivist: Archivist,
     /// Connections that are asked for, by the name of a host that has no address yet.
     resolving: BTreeMap<u64, Resolving>,
     /// The connections that the role knows, by its names for them.
@@ -236,11 +243,12 @@ impl<C: RoleCell> EventLoop<C> {
             injected: Injected::new(&setup.injection),
             resolver: Resolver::new(setup.resolve, Doorbell::new(&setup.waker, RESOLVER)),
             resolving: BTreeMap::new(),
+            archivist: Archivist::new(setup.archive.take(), Doorbell::new(&setup.waker, ARCHIVE)),
             setup,
             watch,
             connections: BTreeMap::new(),
             names: BTreeMap::new(),
-            next_key: RESOLVER,
+            next_key: ARCHIVE,
             rung: Vec::new(),
             readable: Vec::new(),
             dirty: Vec::new(),
@@ -321,6 +329,7 @@ impl<C: RoleCell> EventLoop<C> {
             match key {
                 LISTENER => self.accept_all(),
                 RESOLVER => self.take_answers(),
+                ARCHIVE => self.take_archived(),
                 key => self.serve(key, epoll::EventFlags::IN | epoll::EventFlags::OUT),
             }
         }

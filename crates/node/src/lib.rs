@@ -9,6 +9,7 @@
 
 pub mod admin;
 pub mod aggregator;
+pub mod checkpoint;
 pub mod client;
 mod clock;
 pub mod data_cores;

@@ -2,6 +2,7 @@
 
 mod threads;
 
+use crate::checkpoint::Archive;
 use crate::clock;
 use crate::event_loop::{Rest, RoleCell};
 use crate::exhaustion;
@@ -71,6 +72,8 @@ pub struct ServerConfig {
     pub state: Option<StatePlace>,
     /// How long members wait for a coordinator that is started anew.
     pub coordinator_grace: Duration,
+    /// Where the server's checkpoints are, if it keeps any: a folder of its own, or one that all servers share.
+    pub checkpoints: Option<Archive>,
     /// Where log lines go.
     pub log: Log,
 }
@@ -96,6 +99,7 @@ impl ServerConfig {
             digest_every: limits::DIGEST_EVERY,
             state: None,
             coordinator_grace: limits::COORDINATOR_GRACE,
+            checkpoints: None,
             log: Log::stderr(),
         }
     }

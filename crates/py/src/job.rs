@@ -252,6 +252,13 @@ impl Job {
         })
     }
 
+    /// Has the job make a checkpoint, and waits until that is complete. What was done, in words.
+    fn checkpoint(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<String> {
+        let timeout = self.membership.timeout_or(timeout)?;
+        let job = self.job()?;
+        py.detach(|| job.checkpoint(timeout)).map_err(admin)
+    }
+
     /// Leaves in good order. Later calls find the job closed.
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         check_process(self.membership.process)?;

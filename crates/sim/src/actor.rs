@@ -6,6 +6,7 @@ use crate::player::Player;
 use crate::spectator::Spectator;
 use paramill_core::address::Addresses;
 use paramill_core::aggregator::Aggregator;
+use paramill_core::checkpoint::Response;
 use paramill_core::coordinator::Coordinator;
 use paramill_core::landing::{Destination, Landing};
 use paramill_core::replica::Replica;
@@ -104,6 +105,10 @@ impl Role for Actor {
 
     fn handle_remembered(&mut self, now: Time) {
         self.role_mut().handle_remembered(now);
+    }
+
+    fn handle_archived(&mut self, now: Time, response: Response) {
+        self.role_mut().handle_archived(now, response);
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {

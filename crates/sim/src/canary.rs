@@ -1,5 +1,6 @@
 //! Planted bugs. A swarm that does not find them would not find real ones either.
 
+use paramill_core::checkpoint::Response;
 use paramill_core::consistency::{ClientSync, Consistency, Decision, PullView, SyncState};
 use paramill_core::landing::{Destination, Landing};
 use paramill_core::limits;
@@ -269,6 +270,10 @@ impl Role for BrokenShard {
 
     fn progress(&self, connection: ConnectionId) -> Option<u64> {
         self.shard.progress(connection)
+    }
+
+    fn handle_archived(&mut self, now: Time, response: Response) {
+        self.shard.handle_archived(now, response);
     }
 
     fn handle_timeout(&mut self, now: Time) {

@@ -4,6 +4,7 @@
 //! Nothing here reads a clock or draws entropy: a seed and a configuration give the same run, event for event.
 
 pub mod actor;
+pub mod archive;
 pub mod broadcast;
 pub mod canary;
 pub mod checkers;

@@ -16,11 +16,13 @@ mod node;
 mod observer;
 mod payload;
 mod reader;
+mod reading;
 mod travelling;
 
 pub use node::{Death, Disk, Ended, Newcomer};
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
+use crate::archive::Archive;
 use crate::network::{HostId, Network, Parcel, Passage};
 use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet};
@@ -59,6 +61,7 @@ pub struct World<R> {
     /// Decides what real networks leave to chance: whether a payload comes in one piece with its header.
     dice: Prng,
     copies: Copies,
+    archive: Archive,
     /// Channels with frames that the role has just queued, by connection and the side that receives.
     dirty: Vec<(usize, usize)>,
     /// What some nodes sent to others is not read, by sender and receiver: how many of these frames may be.
@@ -96,6 +99,7 @@ impl<R: Role + 'static> World<R> {
             rules: RuleSet::default(),
             dice: Prng::fork(seed, 0x6c61_6e64),
             copies: Copies::default(),
+            archive: Archive::default(),
             dirty: Vec::new(),
             holds: BTreeMap::new(),
             rebirths: Vec::new(),
@@ -161,6 +165,16 @@ impl<R: Role + 'static> World<R> {
     /// The last lines that nodes logged, oldest first.
     pub fn log(&self) -> impl Iterator<Item = &str> {
         self.log.iter().map(String::as_str)
+    }
+
+    /// The checkpoints that the nodes of this world have written.
+    pub fn archive(&self) -> &Archive {
+        &self.archive
+    }
+
+    /// The same, to have it fail, or to begin with what another world has written.
+    pub fn archive_mut(&mut self) -> &mut Archive {
+        &mut self.archive
     }
 
     /// The network.
@@ -318,7 +332,7 @@ impl<R: Role + 'static> World<R> {
         if let Some(pair) = self.pair(from, to)
             && self.holds.remove(&pair).is_some()
         {
-            self.call_reader(pair.1);
+            reading::call_reader(self, pair.1);
         }
     }
 
@@ -328,7 +342,7 @@ impl<R: Role + 'static> World<R> {
             && let Some(allowed) = self.holds.get_mut(&pair)
         {
             *allowed = allowed.saturating_add(frames);
-            self.call_reader(pair.1);
+            reading::call_reader(self, pair.1);
         }
     }
 
@@ -470,6 +484,7 @@ impl<R: Role + 'static> World<R> {
             Event::Unreachable { node, .. }
             | Event::Read { node }
             | Event::Timer { node }
+            | Event::Archived { node, .. }
             | Event::Pause { node, .. }
             | Event::Resume { node }
             | Event::Crash { node }
@@ -547,7 +562,7 @@ impl<R: Role + 'static> World<R> {
             Event::Read { .. } => {
                 // It may have been called for an earlier time since.
                 if self.nodes[index].reader.called.take_if(|at| *at <= now).is_some() {
-                    self.read(index, observer)?;
+                    reading::read(self, index, observer)?;
                 }
                 return Ok(false);
             }
@@ -566,6 +581,13 @@ impl<R: Role + 'static> World<R> {
                     node.role.handle_timeout(now);
                 }
             }
+            Event::Archived { life, request, .. } => {
+                if life != self.nodes[index].life {
+                    return Ok(false);
+                }
+                let response = self.archive.carry_out(*request);
+                self.nodes[index].role.handle_archived(now, response);
+            }
             Event::Dial { from, life, name, hello, .. } => self.accept(index, (from, life), name, &hello),
             Event::Dialled { connection, welcome } => {
                 let Connection { ends: [End { name, .. }, _], is_open, life, .. } =
@@ -580,7 +602,7 @@ impl<R: Role + 'static> World<R> {
                 } else {
                     self.attach(connection, 0);
                     self.nodes[index].role.handle_connected(now, name, &welcome);
-                    self.call_reader(index);
+                    reading::call_reader(self, index);
                 }
             }
             Event::Unreachable { life, name, why, .. } => {
@@ -639,6 +661,10 @@ impl<R: Role + 'static> World<R> {
                 Output::Listen => self.nodes[index].listen(self.now, self.directory.of(index)),
                 Output::Remember { state } => self.store(index, state),
                 Output::StartCore => self.start_beside(index),
+                Output::Archive(request) => {
+                    let (at, life) = (self.now + self.archive.latency(), self.nodes[index].life);
+                    self.queue.push(at, Event::Archived { node: index, life, request });
+                }
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {
@@ -826,7 +852,7 @@ impl<R: Role + 'static> World<R> {
     ) -> Result<(), String> {
         let from = self.connections[connection].ends[1 - side].node;
         let window = self.network.config().window_bytes as usize;
-        let was_congested = side == 0 && self.is_congested(connection);
+        let was_congested = side == 0 && reading::is_congested(self, connection);
         while let Some(frame) = self.connections[connection].channels[side].next_frame(window) {
             self.take(from, connection, side, frame, observer)?;
         }
@@ -836,8 +862,8 @@ impl<R: Role + 'static> World<R> {
         } else if channel.is_waiting() {
             self.counts.waited += 1;
         }
-        if was_congested && !self.is_congested(connection) {
-            self.call_reader(from);
+        if was_congested && !reading::is_congested(self, connection) {
+            reading::call_reader(self, from);
         }
         Ok(())
     }
@@ -940,9 +966,9 @@ impl<R: Role + 'static> World<R> {
         node.reader.expect(at, source);
         let is_free = node.handling.is_zero() && node.paused_until <= self.now && node.postponed.is_empty();
         if is_free && at <= self.now && node.reader.called.is_none() {
-            return self.read(index, observer);
+            return reading::read(self, index, observer);
         }
-        self.call_reader(index);
+        reading::call_reader(self, index);
         Ok(())
     }
 
@@ -962,130 +988,6 @@ impl<R: Role + 'static> World<R> {
         }
     }
 
-    /// Makes sure that a node looks at what there is to read as soon as it can.
-    fn call_reader(&mut self, index: usize) {
-        let node = &self.nodes[index];
-        let listed = node.reader.has_listed().then_some(self.now);
-        let Some(at) = listed.into_iter().chain(node.reader.next_received()).min() else { return };
-        self.call_reader_at(index, at);
-    }
-
-    fn call_reader_at(&mut self, index: usize, at: Time) {
-        let node = &mut self.nodes[index];
-        let at = at.max(node.busy_until).max(self.now) + node.handling;
-        if node.reader.called.is_none_or(|known| known > at) {
-            node.reader.called = Some(at);
-            self.queue.push(at, Event::Read { node: index });
-        }
-    }
-
-    /// Reads the next frame, or all that are there when reading takes no time.
-    fn read<O: Observer<R>>(&mut self, index: usize, observer: &mut O) -> Result<(), String> {
-        while self.nodes[index].ended.is_none()
-            && let Some(source) = self.next_source(index)
-        {
-            self.nodes[index].busy_until = self.now;
-            if self.read_from(index, source, observer)? {
-                self.settle(index, observer)?;
-            }
-            if !self.nodes[index].handling.is_zero() {
-                self.call_reader(index);
-                return Ok(());
-            }
-        }
-        // What is listed and may not be read waits for its peer, which calls the reader; time must pass for the rest.
-        if self.nodes[index].ended.is_none()
-            && let Some(at) = self.nodes[index].reader.next_received()
-        {
-            self.call_reader_at(index, at);
-        }
-        Ok(())
-    }
-
-    /// The connection to read from.
-    fn next_source(&mut self, index: usize) -> Option<Source> {
-        let mut reader = std::mem::take(&mut self.nodes[index].reader);
-        while let Some(source) = reader.pop_received(self.now) {
-            let channel = &mut self.connections[source.connection].channels[source.side];
-            channel.note_ready();
-            if channel.is_readable() && !std::mem::replace(&mut channel.is_listed, true) {
-                reader.list(source);
-            }
-        }
-        let may_be_read = |source: Source| {
-            let connection = &self.connections[source.connection];
-            let is_congested = source.side == 1 && self.is_congested(source.connection);
-            let is_held = self.allowance(index, source) == 0;
-            !connection.is_open || (connection.is_attached[source.side] && !is_congested && !is_held)
-        };
-        let progress = |source: Source| {
-            let End { name, .. } = self.connections[source.connection].ends[source.side];
-            self.nodes[index].role.progress(name)
-        };
-        let source = reader.next(may_be_read, progress);
-        self.nodes[index].reader = reader;
-        source
-    }
-
-    /// How many more frames a node may read from a peer.
-    fn allowance(&self, index: usize, source: Source) -> usize {
-        let from = self.connections[source.connection].ends[1 - source.side].node;
-        self.holds.get(&(from, index)).copied().unwrap_or(usize::MAX)
-    }
-
-    /// A frame was read.
-    fn use_allowance(&mut self, index: usize, source: Source) {
-        let from = self.connections[source.connection].ends[1 - source.side].node;
-        if let Some(allowed) = self.holds.get_mut(&(from, index)) {
-            *allowed = allowed.saturating_sub(1);
-        }
-    }
-
-    /// Whether the opener of a connection does not take its answers.
-    fn is_congested(&self, connection: usize) -> bool {
-        let frames = self.network.config().waiting_frames as usize;
-        self.connections[connection].channels[0].is_congested(frames)
-    }
-
-    /// Reads a frame. Says whether the role was called.
-    fn read_from<O: Observer<R>>(
-        &mut self,
-        index: usize,
-        source: Source,
-        observer: &mut O,
-    ) -> Result<bool, String> {
-        let Source { connection, side } = source;
-        let channel = &mut self.connections[connection].channels[side];
-        let flight = channel.read();
-        channel.is_listed = channel.is_readable();
-        if channel.is_listed {
-            self.nodes[index].reader.list(source);
-        }
-        self.use_allowance(index, source);
-        self.announce_room(connection, side);
-        let Some(Flight { header, payload, .. }) = flight else { return Ok(false) };
-        let End { name, .. } = self.connections[connection].ends[side];
-        let is_known = self.nodes[index].connections.get(&name) == Some(&connection);
-        let is_told = match header {
-            Some(header) if self.connections[connection].is_open && is_known => {
-                self.hand_over(index, source, &header, payload.bytes(), observer)?;
-                true
-            }
-            Some(_) => false,
-            None => self.lose(connection, side, "the peer closed the connection"),
-        };
-        self.copies.recycle(payload);
-        Ok(is_told)
-    }
-
-    fn announce_room(&mut self, connection: usize, side: usize) {
-        if self.connections[connection].channels[side].announces_room() {
-            let [one, other] = self.connections[connection].ends;
-            let latency = self.latency(one.node, other.node);
-            self.queue.push(self.now + latency, Event::Room { connection, side });
-        }
-    }
-
     /// A role gets a frame, and those behind it that were received with it where they belong.
     fn hand_over<O: Observer<R>>(
         &mut self,
@@ -1099,7 +1001,7 @@ impl<R: Role + 'static> World<R> {
         let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
         let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].name());
         let shard = self.connections[connection].shard();
-        let frames = LANDING_FRAMES.min(self.allowance(index, source).saturating_add(1));
+        let frames = LANDING_FRAMES.min(reading::allowance(self, index, source).saturating_add(1));
         let to = self.nodes[index].name();
         let role = &mut self.nodes[index].role;
         let view = FrameView { now, from, to, shard, header, payload };
@@ -1123,8 +1025,8 @@ impl<R: Role + 'static> World<R> {
             }
             role.handle_landed(now, name, header);
         }
-        (1..landed.len()).for_each(|_| self.use_allowance(index, source));
-        self.announce_room(connection, side);
+        (1..landed.len()).for_each(|_| reading::use_allowance(self, index, source));
+        reading::announce_room(self, connection, side);
         Ok(())
     }
 

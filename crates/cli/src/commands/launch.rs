@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// How long the job may take to say how it ended, once the worker processes have.
 const ENDING_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the servers may take for the last checkpoint of a job.
+const LAST_CHECKPOINT_DEADLINE: Duration = Duration::from_secs(130);
 /// How long it is waited for that before the job is asked.
 const ASK_EVERY: Duration = Duration::from_millis(300);
 
@@ -41,7 +43,9 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     }
     first.extend_from_slice(&joining);
     first.extend(training::restart_grace(args.restart));
-    let url = training::start_servers(&mut processes, args.servers, &first, "", &joining)?;
+    first.extend(args.checkpoints.of_first());
+    let servers = [joining.clone(), args.checkpoints.of_others()].concat();
+    let url = training::start_servers(&mut processes, args.servers, &first, "", &servers)?;
     output.note(format!("the job is at {url}"));
     let count = args.aggregators.unwrap_or(0);
     let aggregators = training::start_aggregators(&mut processes, count, &url, &joining[1..])?;
@@ -103,6 +107,9 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     if output.json() && ending.is_none() {
         ending = await_ending(&mut processes, &url);
     }
+    if args.checkpoints.checkpoint.is_some() {
+        await_last_checkpoint(&mut processes, args.servers as usize);
+    }
     // Servers of a job that started have ended with it; those of commands that never joined end here.
     processes.end_all();
     if !workers.late_failures().is_empty() {
@@ -155,6 +162,19 @@ fn await_ending(processes: &mut Supervisor, url: &str) -> Option<Ending> {
         }
     }
     None
+}
+
+/// The servers of a job that ended well save what it came to before they end.
+fn await_last_checkpoint(processes: &mut Supervisor, servers: usize) {
+    let deadline = Instant::now() + LAST_CHECKPOINT_DEADLINE;
+    while processes.any_running(0..servers) && Instant::now() < deadline {
+        match processes.next(ASK_EVERY) {
+            Some(Event::Out { child, line } | Event::Error { child, line }) => {
+                stderr::line(format_args!("[{}] {line}", processes.name(child)));
+            }
+            Some(Event::Exited { .. }) | None => {}
+        }
+    }
 }
 
 /// Threads of each worker's numerical libraries, where the user does not say. Every process would use all CPUs, and several

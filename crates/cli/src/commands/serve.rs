@@ -155,6 +155,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         coordinate: Some(JobConfig {
             restart_grace: args.restart_grace.0,
             topology: plan.topology().or_usage()?,
+            checkpoints: args.checkpoints.checkpointing(&args.job, output).or_usage()?,
             ..training::job_config(&plan, &args.job)
         }),
         hosts: args.host.clone(),
@@ -167,6 +168,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
         seed: plan.seed,
+        checkpoints: args.checkpoints.archive().or_usage()?,
         state: match args.end_with_parent && args.memory.state.is_none() {
             // Who started it starts everything anew.
             true => None,
@@ -181,6 +183,11 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
 fn joining(args: &ServeArgs, url: &JobUrl, output: &Output) -> Result<ServerConfig, Failure> {
     if !args.policy.as_arguments().is_empty() {
         let error = anyhow!("policies are the job's: give them to its first server, or use `paramill set`");
+        return Err(Failure::Usage(error));
+    }
+    let checkpoints = &args.checkpoints;
+    if checkpoints.every.is_some() || checkpoints.keep.is_some() || checkpoints.resume {
+        let error = anyhow!("when checkpoints are made and gone on from is the job's: tell its first server");
         return Err(Failure::Usage(error));
     }
     let faults = training::faults(&args.inject).or_usage()?;
@@ -206,6 +213,7 @@ fn joining(args: &ServeArgs, url: &JobUrl, output: &Output) -> Result<ServerConf
         server: args.index.map(ServerId),
         faults,
         seed: args.seed.unwrap_or(1),
+        checkpoints: args.checkpoints.archive().or_usage()?,
         ..ServerConfig::new(&url.job, &url.address)
     })
 }

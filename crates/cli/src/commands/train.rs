@@ -40,7 +40,8 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
         let (inner, outer) = (local.inner().unwrap_or(usual), plan.policy.get(Axis::Optimizer));
         output.note(format!("workers step by {inner}, and servers by {outer} every {} steps", local.h()));
     }
-    let training::Outcome { report, troubles } = training::run(&plan, args.restart, registry, output)?;
+    let training::Outcome { report, troubles } =
+        training::run(&plan, args.restart, &args.checkpoints, registry, output)?;
     report.print(output)?;
     if let Some(path) = &args.plot {
         report.chart().write(path)?;

@@ -3,9 +3,11 @@
 use super::report::{Curve, TrainReport};
 use super::worker::{self, Step, Work, WorkerResult};
 use super::{JOB, Outcome, faults, job_config};
+use crate::args::CheckpointArgs;
 use crate::output::Output;
 use crate::plan::JobPlan;
 use anyhow::{Context, Result, anyhow};
+use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::types::{AggregatorId, ServerId, WorkerId};
@@ -26,12 +28,17 @@ enum News {
     Failed(anyhow::Error),
 }
 
-pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> Result<Outcome> {
+pub(crate) fn run(
+    plan: &JobPlan,
+    checkpoints: &CheckpointArgs,
+    registry: &Arc<Registry>,
+    output: &Output,
+) -> Result<Outcome> {
     let faults = faults(&plan.inject)?;
     let workloads = paramill_train::build_all(&plan.workload_config(0))?;
     let total = workloads[0].steps_per_epoch() * plan.workload.epochs;
     let hub = Hub::new();
-    let servers = start_servers(plan, &hub, registry)?;
+    let servers = start_servers(plan, checkpoints, &hub, registry, output)?;
     let aggregators = start_aggregators(plan, &hub, registry)?;
     let join = |rank: u32| -> Result<Job> {
         let mut options = JobOptions::in_memory(&hub, JOB)
@@ -122,18 +129,27 @@ fn work(
     })
 }
 
-fn start_servers(plan: &JobPlan, hub: &Hub, registry: &Arc<Registry>) -> Result<Vec<Server>> {
+fn start_servers(
+    plan: &JobPlan,
+    checkpoints: &CheckpointArgs,
+    hub: &Hub,
+    registry: &Arc<Registry>,
+    output: &Output,
+) -> Result<Vec<Server>> {
+    let checkpointing = checkpoints.checkpointing(JOB, output)?;
     let base = ServerConfig {
         cores: plan.cluster.cores,
         memory: Some(hub.clone()),
         faults: faults(&plan.inject)?,
         seed: plan.seed,
+        checkpoints: checkpoints.archive()?,
         ..ServerConfig::new(JOB, "")
     };
     (0..plan.cluster.servers)
         .map(|number| {
             // Threads of one process have no hosts that could be named.
-            let coordinate = (number == 0).then(|| job_config(plan, JOB));
+            let job = || JobConfig { checkpoints: checkpointing.clone(), ..job_config(plan, JOB) };
+            let coordinate = (number == 0).then(job);
             let config = ServerConfig { coordinate, server: Some(ServerId(number)), ..base.clone() };
             Ok(server::start(config, registry)?)
         })

@@ -4,6 +4,7 @@ use super::report::{Curve, TrainReport};
 use super::tally::Tally;
 use super::worker::{self, Step, WorkerResult};
 use super::{JOB, Outcome, faults};
+use crate::args::CheckpointArgs;
 use crate::duration::Span;
 use crate::output::Output;
 use crate::plan::JobPlan;
@@ -66,11 +67,17 @@ pub(crate) struct AggregatorAnnouncement {
 }
 
 /// Trains in processes of their own. Workers that die are started anew up to `restarts` times in all.
-pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outcome> {
+pub(crate) fn run(
+    plan: &JobPlan,
+    restarts: u32,
+    checkpoints: &CheckpointArgs,
+    output: &Output,
+) -> Result<Outcome> {
     let mut processes = Supervisor::new();
     let text = plan.to_toml();
     let mut first = Vec::from(["--job", JOB, "--config", "-"].map(str::to_owned));
     first.extend(restart_grace(restarts));
+    first.extend(checkpoints.of_first());
     let mut joining = vec![
         format!("--cores={}", plan.cluster.cores),
         format!("--seed={}", plan.seed),
@@ -78,7 +85,8 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
     ];
     joining.extend(plan.cluster.rate.map(|rate| format!("--rate={rate}")));
     joining.extend(plan.inject.iter().map(|fault| format!("--inject={fault}")));
-    let url = start_servers(&mut processes, plan.cluster.servers, &first, &text, &joining)?;
+    let servers = [joining.clone(), checkpoints.of_others()].concat();
+    let url = start_servers(&mut processes, plan.cluster.servers, &first, &text, &servers)?;
     output.note(format!("the job is at {url}"));
     let aggregators = start_aggregators(&mut processes, plan.cluster.aggregators, &url, &joining[1..])?;
     let first_worker = plan.cluster.servers as usize + aggregators.len();

@@ -96,6 +96,7 @@ impl Load {
             overrides: Vec::new(),
             switches: Vec::new(),
             seed: 1,
+            resumed: None,
         };
         let message = frame(Kind::Control, &Control::Plan(Box::new(plan)));
         let bytes = message.body.bytes().expect("a control message has its bytes with it");

@@ -284,6 +284,12 @@ impl Controller {
         }
     }
 
+    /// Begins at a later version than 0, before anything was pushed: that of the checkpoint which a job goes on from.
+    pub fn begin_at(&mut self, version: Clock) {
+        self.state.begin_at(version);
+        self.policy.model.observe(&self.state);
+    }
+
     /// What an image keeps of it, as if all workers' connections were gone.
     pub(crate) fn image(&self) -> ControllerImage {
         ControllerImage {

@@ -327,6 +327,14 @@ impl SyncState {
         self.samples = (known + u32::from(before.is_none()), sum);
     }
 
+    /// All rounds before this one are closed, and nothing has been pushed since. Workers that are here owe it.
+    pub(super) fn begin_at(&mut self, version: Clock) {
+        let workers: Vec<WorkerId> = self.workers().map(|(worker, _)| worker).collect();
+        workers.iter().for_each(|worker| _ = self.leave(*worker));
+        self.v_train = version;
+        workers.into_iter().for_each(|worker| self.join(worker, version));
+    }
+
     /// Adds a live worker that owes rounds from `first` on, which is not closed. Earlier ones count as done.
     pub(super) fn join(&mut self, worker: WorkerId, first: Clock) {
         let progress = signed(first) - 1;

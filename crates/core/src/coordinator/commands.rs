@@ -5,7 +5,7 @@ use crate::limits;
 use crate::standstill::Standstill;
 use crate::types::{NodeId, Time};
 use crate::wire::Welcome;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The commands that are connected, by number, and when each was heard of last.
 #[derive(Debug, Default)]
@@ -14,6 +14,8 @@ pub(super) struct Commands {
     last_number: u32,
     /// Commands that made an epoch, and what they are told when it is settled.
     promises: Vec<Promise>,
+    /// Commands that wait for a checkpoint.
+    waiting: BTreeSet<u32>,
 }
 
 #[derive(Debug)]
@@ -46,7 +48,19 @@ impl Commands {
         }
     }
 
+    /// A command waits for something that may take long: it is not its turn to speak.
+    pub(super) fn wait(&mut self, number: u32) {
+        self.waiting.insert(number);
+    }
+
+    /// A command has its answer.
+    pub(super) fn answered(&mut self, now: Time, number: u32) {
+        self.waiting.remove(&number);
+        self.heard(now, number);
+    }
+
     pub(super) fn lose(&mut self, number: u32) {
+        self.waiting.remove(&number);
         self.last_heard.remove(&number);
         self.promises.retain(|promise| promise.number != number);
     }
@@ -66,7 +80,7 @@ impl Commands {
 
     /// Whether a command waits for an answer: it is not its turn to speak.
     fn is_promised(&self, number: u32) -> bool {
-        self.promises.iter().any(|promise| promise.number == number)
+        self.waiting.contains(&number) || self.promises.iter().any(|promise| promise.number == number)
     }
 
     /// The next command whose epoch is settled, and what it is told.

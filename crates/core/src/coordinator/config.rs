@@ -1,6 +1,7 @@
 //! A job as its owner describes it.
 
 use crate::broadcast::Topology;
+use crate::checkpoint::{CheckpointPolicy, Manifest};
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::hold::Hold;
@@ -11,7 +12,7 @@ use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::JobSize;
 use crate::table::{Layer, TableSpec, glob_matches};
-use crate::types::{ServerId, TableId};
+use crate::types::{Clock, ServerId, TableId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -38,6 +39,19 @@ pub struct JobConfig {
     pub worker_timeout: Duration,
     /// A job that cannot go on without a worker that died waits for so long that it is started anew.
     pub restart_grace: Duration,
+    /// The checkpoints that it makes and goes on from, where there is an archive for them.
+    pub checkpoints: Option<Checkpointing>,
+}
+
+/// The checkpoints of a job.
+#[derive(Debug, Clone)]
+pub struct Checkpointing {
+    /// When they are made, and how many stay.
+    pub policy: CheckpointPolicy,
+    /// The one that the job goes on from.
+    pub resume: Option<Manifest>,
+    /// Complete ones that are in the archive, oldest first, by clock and folder.
+    pub kept: Vec<(Clock, String)>,
 }
 
 impl JobConfig {
@@ -54,12 +68,40 @@ impl JobConfig {
             seed: 0,
             worker_timeout: limits::WORKER_TIMEOUT,
             restart_grace: Duration::ZERO,
+            checkpoints: None,
         }
     }
 
     /// The configuration that servers need before they start their data cores.
     pub fn size(&self) -> JobSize {
         JobSize { workers: self.workers, servers: self.servers }
+    }
+
+    /// The checkpoint that the job goes on from.
+    pub(super) fn resume(&self) -> Option<&Manifest> {
+        self.checkpoints.as_ref()?.resume.as_ref()
+    }
+
+    /// Whether a job with these tables can go on from its checkpoint: it has the same tables, and optimizers that can take over. The
+    /// job must have passed [`JobConfig::check_tables`].
+    pub(super) fn check_resume(&self, registry: &Registry, tables: &[TableSpec]) -> Result<(), String> {
+        let Some(manifest) = self.resume() else { return Ok(()) };
+        manifest.check_tables(tables)?;
+        for table in tables {
+            let saved = manifest.table(&table.name).map(|saved| saved.optimizer.as_str()).unwrap_or_default();
+            let before = Policy::default().with(Axis::Optimizer, saved).optimizer(registry);
+            let now = table.policy_on(ServerId(0), &self.policy, &self.overrides).optimizer(registry);
+            if let (Ok(before), Ok(now)) = (before, now)
+                && !now.can_follow(&before)
+            {
+                return Err(format!(
+                    "checkpoint {} has the state of `{before}` for table `{}`, and the job's optimizer is `{now}`, which cannot \
+                     go on from it; use --optimizer {before}",
+                    manifest.folder, table.name
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The policies that the job begins with.

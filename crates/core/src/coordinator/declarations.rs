@@ -1,6 +1,7 @@
 //! Declarations of tables by workers, and the first plan that is made from them.
 
 use super::config::JobConfig;
+use crate::checkpoint::Manifest;
 use crate::limits;
 use crate::placement::place_tables;
 use crate::policy::{Axis, PolicyOverride};
@@ -98,6 +99,9 @@ impl Declarations {
             .and_then(|spec| registry.placement.build(&spec))
             .expect("checked before the job started");
         let whole = config.whole_tables(registry, &self.tables);
+        config.check_resume(registry, &self.tables)?;
+        let resumed = config.resume().map(Manifest::resumed);
+        let first = resumed.as_ref().map_or(0, |resumed| resumed.clock);
         let plan = Plan {
             epoch: Plan::FIRST_EPOCH,
             parts: place_tables(&*placement, &self.tables, &whole, config.servers),
@@ -105,11 +109,12 @@ impl Declarations {
             whole,
             shards,
             workers: config.workers,
-            members,
+            members: members.into_iter().map(|member| member.from_clock(first)).collect(),
             policy: config.policy.clone(),
             overrides: config.overrides.clone(),
             switches: Vec::new(),
             seed: config.seed,
+            resumed,
         };
         if !fits_a_message(&plan) {
             return Err(format!(

@@ -229,7 +229,7 @@ impl Epochs {
     /// Why a process that joins does not take part yet, if it is one: those whom the job begins with do not join.
     pub(super) fn why_not_joined(&self, worker: WorkerId, incarnation: u64) -> Option<String> {
         let own = self.newest.member(worker).filter(|own| own.incarnation == incarnation)?;
-        let joins = own.is_live() && own.standing != Standing::From(0);
+        let joins = own.is_live() && !self.newest.is_original(own);
         self.behind(own.since).filter(|_| joins)
     }
 
@@ -326,6 +326,7 @@ mod tests {
             overrides: vec![],
             switches: vec![],
             seed: 0,
+            resumed: None,
         })
     }
 

@@ -38,6 +38,8 @@ pub(super) struct State {
     pub(super) barriers: BarrierState,
     /// The job is over, and why if it failed.
     pub(super) over: Option<Option<String>>,
+    /// Orders for checkpoints that were given: shards ignore one that has a number of those.
+    pub(super) orders: u64,
 }
 
 /// The job that a state is of.
@@ -249,6 +251,7 @@ mod tests {
             run: None,
             barriers: BarrierState::default(),
             over: None,
+            orders: 0,
         }
     }
 

@@ -1,13 +1,14 @@
 //! A coordinator that is started anew: what it stores, how it goes on from there, and what it hears from those who come back.
 
 use super::barriers::Barriers;
+use super::checkpoints::Checkpoints;
 use super::declarations::Declarations;
 use super::epochs::Epochs;
 use super::memory::{Identity, RestoreError, State};
 use super::phase::Stage;
 use super::recovery::Recovery;
 use super::scheduler::Scheduler;
-use super::{Coordinator, JobConfig, warnings};
+use super::{Coordinator, JobConfig, checkpointing, waiting, warnings};
 use crate::registry::Registry;
 use crate::types::{Clock, NodeId, ServerId, TableId, Time, WorkerId};
 use crate::wire::{Control, Standing};
@@ -53,7 +54,10 @@ pub(super) fn restore(
             own.note(format!(
                 "the coordinator was started anew and waits for its members to come back ({phase})"
             ));
-            own.await_workers(now);
+            if own.stage == Stage::Running {
+                checkpointing::go_on(&mut own, now, state.orders);
+            }
+            waiting::await_workers(&mut own, now);
         }
     }
     Ok(own)
@@ -72,6 +76,7 @@ pub(super) fn state(own: &Coordinator) -> State {
         run: own.epochs.as_ref().map(|epochs| epochs.remembered(own.stage != Stage::Starting)),
         barriers: own.barriers.remembered(),
         over: (own.stage == Stage::Over).then(|| own.failure.clone()),
+        orders: own.checkpoints.as_ref().map_or(0, Checkpoints::orders),
     }
 }
 

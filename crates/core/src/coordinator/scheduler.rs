@@ -35,12 +35,15 @@ pub(super) struct Release {
 }
 
 impl Scheduler {
+    /// The scheduler of a job that begins with the clock `first`.
     pub(super) fn new(
         policy: SyncPolicy,
         workers: impl IntoIterator<Item = WorkerId>,
         seed: u64,
+        first: Clock,
     ) -> Scheduler {
-        let controller = Controller::new(policy, workers, seed);
+        let mut controller = Controller::new(policy, workers, seed);
+        controller.begin_at(first);
         Scheduler { controller, waiting: BTreeMap::new(), open: VecDeque::new() }
     }
 

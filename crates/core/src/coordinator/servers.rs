@@ -350,6 +350,7 @@ mod tests {
             overrides: vec![],
             switches: vec![],
             seed: 0,
+            resumed: None,
         }
     }
 

@@ -408,6 +408,12 @@ impl Workers {
         self.ranks.iter().filter(running).map(|(id, _)| *id)
     }
 
+    /// The clock that all who run have come to.
+    pub(super) fn slowest_clock(&self) -> Option<Clock> {
+        let running = self.ranks.values().filter(|rank| rank.state == MemberState::Running);
+        running.map(|rank| rank.report.clock).min()
+    }
+
     /// How many are in this state.
     pub(super) fn count(&self, state: MemberState) -> usize {
         self.ranks.values().filter(|rank| rank.state == state).count()

@@ -1,5 +1,6 @@
 //! Inputs of a shard as entries of a log.
 
+use crate::checkpoint::{Response, SavedFile};
 use crate::limits::ENTRY_PREFIX_BYTES;
 use crate::role::{Lost, Role};
 use crate::server::Shard;
@@ -21,6 +22,8 @@ pub(super) enum Event<'a> {
     Disconnected(ConnectionId, Lost),
     /// Time has passed.
     Timeout,
+    /// What was copied for the checkpoint in this folder is written, or is not.
+    Written(String, Result<SavedFile, String>),
 }
 
 /// Numbers of the kinds of events.
@@ -29,6 +32,7 @@ const ACCEPTED: u8 = 1;
 const CONNECTED: u8 = 2;
 const DISCONNECTED: u8 = 3;
 const TIMEOUT: u8 = 4;
+const WRITTEN: u8 = 5;
 
 /// Where the parts of the prefix are. Payloads stay aligned behind it.
 const KIND_AT: usize = 8;
@@ -68,6 +72,10 @@ impl Event<'_> {
                 put(&mut bytes, why);
             }
             Event::Timeout => bytes[KIND_AT] = TIMEOUT,
+            Event::Written(folder, file) => {
+                bytes[KIND_AT] = WRITTEN;
+                put(&mut bytes, &(folder, file));
+            }
         }
         bytes
     }
@@ -100,6 +108,10 @@ impl Event<'_> {
             CONNECTED => Event::Connected(connection()?, read(rest)?),
             DISCONNECTED => Event::Disconnected(connection()?, read(rest)?),
             TIMEOUT => Event::Timeout,
+            WRITTEN => {
+                let (folder, file) = read(rest)?;
+                Event::Written(folder, file)
+            }
             other => return Err(format!("an entry of the unknown kind {other}")),
         };
         Ok((now, event))
@@ -115,6 +127,7 @@ impl Event<'_> {
             Event::Connected(connection, welcome) => shard.handle_connected(now, connection, &welcome),
             Event::Disconnected(connection, why) => shard.handle_disconnected(now, connection, &why),
             Event::Timeout => shard.handle_timeout(now),
+            Event::Written(folder, file) => shard.handle_archived(now, Response::Written { folder, file }),
         }
     }
 }
@@ -136,6 +149,7 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Digest;
     use crate::types::{NodeId, ServerId, ShardId, WorkerId};
     use crate::wire::{Kind, Party, Refusal};
     use proptest::prelude::*;
@@ -155,6 +169,8 @@ mod tests {
             Event::Connected(NodeId::Coordinator.into(), welcome()),
             Event::Disconnected(ConnectionId::LowerFor(crate::types::AggregatorId(u32::MAX), shard), refused),
             Event::Timeout,
+            Event::Written("step-1".into(), Ok(SavedFile { name: "w".into(), bytes: 3, digest: Digest(4) })),
+            Event::Written("step-1".into(), Err("the disk is full".into())),
         ];
         for (number, event) in events.iter().enumerate() {
             let entry = event.encode(Time(number as u64));

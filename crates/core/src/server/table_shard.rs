@@ -7,6 +7,7 @@ mod halves;
 mod loose;
 mod norms;
 mod publication;
+mod restored;
 mod round;
 mod rounds;
 mod sink;
@@ -16,6 +17,7 @@ mod touched;
 
 use super::accumulators::Accumulators;
 use super::image::{StoreImage, TableImage};
+use crate::checkpoint::{TableCut, Wanted};
 use crate::codec::Codec;
 use crate::consistency::{
     Admit, Advance, Apply, Controller, PullOutcome, Question, Released, SyncPolicy, Waiting,
@@ -269,6 +271,44 @@ impl TableShard {
         self.loose.complete(worker, clock);
         // Where the worker had begun to send it again.
         self.intake.forget(worker, clock);
+    }
+
+    /// Begins at the version of a checkpoint, before anything was pushed.
+    pub(super) fn begin_at(&mut self, version: Clock) {
+        self.controller.begin_at(version);
+    }
+
+    /// A copy of its parameters and of its optimizer's state.
+    pub(super) fn cut(&self) -> Result<TableCut, String> {
+        self.store.cut(&self.layout, self.version())
+    }
+
+    /// Whether something of the open round may be in the parameters already: they are not those of a version then.
+    pub(super) fn is_between_versions(&self) -> bool {
+        self.steps_by_rounds() && self.rounds.get(self.version()).is_some()
+    }
+
+    /// Whether gradients are applied round by round, and not when they arrive.
+    pub(super) fn steps_by_rounds(&self) -> bool {
+        self.controller.policy().model.apply() != Apply::OnArrival
+    }
+
+    /// What it needs of a checkpoint.
+    pub(super) fn wanted(&self) -> Wanted {
+        let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
+        for chunk in self.layout.chunks() {
+            let (start, end) = (chunk.table_start, chunk.table_start + chunk.len as u64);
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
+            }
+        }
+        Wanted { name: self.layout.name().to_owned(), slots: self.store.optimizer().slots(), ranges }
+    }
+
+    /// Takes the place of initial values. The error says what does not fit.
+    pub(super) fn take_pieces(&mut self, pieces: &[TableCut]) -> Result<(), String> {
+        self.store.take_pieces(&self.layout, pieces)
     }
 
     /// Whether all initial values are here.

@@ -1,10 +1,12 @@
 //! The tables of a shard, and what they share.
 
 use super::accumulators::Accumulators;
+use super::cuts::{CutOutcome, Cuts};
 use super::delivery::Delivery;
 use super::image::TableImage;
 use super::table_shard::TableShard;
 use super::timers::Timers;
+use crate::checkpoint::{TableCut, Wanted};
 use crate::consistency::SyncPolicy;
 use crate::intake::{PushFrame, Taken};
 use crate::prng::Prng;
@@ -23,12 +25,15 @@ pub(super) struct Tables {
     /// Whether worker 0, which evaluates conditions, can be asked.
     has_judge: bool,
     bytes_pushed: u64,
+    /// A checkpoint for which tables are to be copied.
+    cuts: Option<Cuts>,
 }
 
 impl Tables {
     /// The tables that a plan puts onto a shard.
     pub(super) fn of_plan(registry: &Registry, plan: &Plan, shard: ShardId) -> Result<Tables, String> {
-        let originals = || plan.live_members().filter(|member| member.standing == Standing::From(0));
+        let originals = || plan.live_members().filter(|member| plan.is_original(member));
+        let first = plan.first_clock();
         let mut tables = Tables::default();
         for (number, (spec, chunks)) in (0u32..).zip(plan.tables.iter().zip(&plan.chunks())) {
             let own =
@@ -36,13 +41,17 @@ impl Tables {
             let policy = plan.policy_of(TableId(number), shard.server);
             let seed = seed_of_table(plan.seed, shard, number);
             let workers = originals().map(|member| member.worker);
-            let table = TableShard::new(registry, spec.clone(), policy, own, workers, seed)
+            let mut table = TableShard::new(registry, spec.clone(), policy, own, workers, seed)
                 .map_err(|error| format!("table `{}`: {error}", spec.name))?;
+            if first > 0 {
+                table.begin_at(first);
+            }
             tables.tables.push(table.valid_since(plan.valid_from(TableId(number))));
         }
         for &Member { worker, standing, .. } in &plan.members {
             match standing {
-                Standing::From(0) | Standing::Left => {}
+                Standing::Left => {}
+                Standing::From(clock) if clock == first => {}
                 Standing::From(clock) => {
                     tables.join(worker, false);
                     tables.set_first_clock(worker, clock);
@@ -212,6 +221,10 @@ impl Tables {
         };
         release(settled, delivery);
         while settled.advance(now, &mut self.accumulators).is_some() {
+            // Before anything of the next round is in the parameters.
+            if let Some(cuts) = &mut self.cuts {
+                cuts.version_exists(table, settled);
+            }
             delivery.version_exists(now, TableId(table as u32), settled);
             release(settled, delivery);
         }
@@ -221,6 +234,49 @@ impl Tables {
             delivery.ask(TableId(table as u32), question);
         }
         self.timers.set(table, settled.next_timeout());
+    }
+
+    /// Copies every table when its version is this one, or those that are left now. Copies of an earlier checkpoint are given up.
+    pub(super) fn begin_cuts(&mut self, at: Clock, takes_all: bool) {
+        self.cuts = Some(Cuts::new(at, takes_all, &self.tables));
+    }
+
+    /// No table gets as far as the checkpoint any more that is not there yet.
+    pub(super) fn take_all_cuts(&mut self) {
+        if let Some(cuts) = &mut self.cuts {
+            cuts.take_all(&self.tables);
+        }
+    }
+
+    /// Whether [`Tables::poll_cuts`] has something.
+    #[inline]
+    pub(super) fn has_cuts(&self) -> bool {
+        self.cuts.as_ref().is_some_and(Cuts::is_over)
+    }
+
+    /// What came of the copies.
+    pub(super) fn poll_cuts(&mut self) -> Option<CutOutcome> {
+        self.cuts.take_if(|cuts| cuts.is_over()).map(Cuts::into_outcome)
+    }
+
+    /// What the tables need of a checkpoint, for those of which something is here.
+    pub(super) fn wanted(&self) -> Vec<Wanted> {
+        self.iter().filter(|table| table.elements() > 0).map(TableShard::wanted).collect()
+    }
+
+    /// Takes what [`Tables::wanted`] asked for.
+    pub(super) fn take_pieces(&mut self, pieces: &[Vec<TableCut>]) -> Result<(), String> {
+        let tables = self.tables.iter_mut().filter(|table| table.elements() > 0);
+        for (number, table) in tables.enumerate() {
+            table.take_pieces(pieces.get(number).map_or(&[], Vec::as_slice))?;
+        }
+        Ok(())
+    }
+
+    /// The newest version of a table.
+    pub(super) fn newest_version(&self) -> Clock {
+        let held = self.iter().filter(|table| table.elements() > 0);
+        held.map(TableShard::version).max().unwrap_or(0)
     }
 
     /// A pull was answered: the worker that asked begins an iteration, and the open round may wait for it longer.

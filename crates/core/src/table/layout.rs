@@ -114,6 +114,12 @@ impl Layout {
         self.chunks.partition_point(|chunk| chunk.start <= element) - 1
     }
 
+    /// The first element of a cell, counted in the table.
+    pub(crate) fn table_start_of_cell(&self, cell: usize) -> u64 {
+        let chunk = &self.chunks[self.chunk_of_cell(cell)];
+        chunk.table_start + (self.cell_range(cell).start - chunk.start) as u64
+    }
+
     /// The first element of a row, counted on the shard; `None` if another shard holds it.
     pub(crate) fn row_start(&self, row: u32) -> Option<usize> {
         let element = u64::from(row) * self.row_width() as u64;

@@ -5,6 +5,7 @@ use super::bounded::sequence;
 use super::{Change, Header, Kind, Plan, WireError};
 use crate::address::Addresses;
 use crate::bandwidth::{Probe, Reading};
+use crate::checkpoint::SavedFile;
 use crate::consistency::Question;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};
@@ -243,6 +244,55 @@ pub enum Control {
     },
     /// Coordinator to a copy: serve the shard from now on, by this plan.
     Promote(Box<Plan>),
+    /// Coordinator to shards: take part in a checkpoint. It takes the place of an earlier order.
+    Checkpoint(CheckpointOrder),
+    /// Shard to coordinator: what came of an order.
+    CheckpointTaken {
+        /// The order's number.
+        number: u64,
+        /// What came of it.
+        outcome: CheckpointOutcome,
+    },
+    /// Command to coordinator: make a checkpoint soon. It is answered when that is complete.
+    CheckpointRequest,
+}
+
+/// An order to the shards to copy their tables, and to have the copies written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointOrder {
+    /// Counts orders, from 1.
+    pub number: u64,
+    /// A table is copied when this is its version.
+    pub at: Clock,
+    /// The checkpoint's folder in every server's archive.
+    pub folder: String,
+    /// No table gets that far any more that is not there yet: those that are left are copied as they are.
+    pub takes_all: bool,
+    /// Folders of complete checkpoints that are kept.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_CHECKPOINTS }>")]
+    pub keep: Vec<String>,
+}
+
+/// What came of a [`CheckpointOrder`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CheckpointOutcome {
+    /// All tables are copied, and the copies are written.
+    Saved {
+        /// The file.
+        file: SavedFile,
+        /// The newest version of a table by now.
+        version: Clock,
+    },
+    /// A table was past that version when the order came.
+    Missed {
+        /// The newest version of a table.
+        version: Clock,
+    },
+    /// The copies could not be made or written.
+    Failed {
+        /// A sentence.
+        why: String,
+    },
 }
 
 /// A worker that no round before an iteration waits for.
@@ -359,6 +409,9 @@ impl Control {
             Control::StartCore => "start core",
             Control::Drain { .. } => "drain",
             Control::Promote(_) => "promote",
+            Control::Checkpoint(_) => "checkpoint",
+            Control::CheckpointTaken { .. } => "checkpoint taken",
+            Control::CheckpointRequest => "checkpoint request",
         }
     }
 }
@@ -469,6 +522,7 @@ mod tests {
             (Control::IdleWorkers { number: 1, workers: vec![] }, 37),
             (Control::IdleNoted { number: 1, version: 2 }, 38),
             (Control::Patience { seconds: 600 }, 39),
+            (Control::CheckpointRequest, 49),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

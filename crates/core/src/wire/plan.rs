@@ -2,6 +2,7 @@
 
 use super::bounded::sequence;
 use crate::address::Addresses;
+use crate::checkpoint::Resumed;
 use crate::limits;
 use crate::placement::Part;
 use crate::policy::{Policy, PolicyOverride};
@@ -50,6 +51,8 @@ pub struct Plan {
     pub switches: Vec<Switch>,
     /// The job's seed.
     pub seed: u64,
+    /// The checkpoint that the job goes on from.
+    pub resumed: Option<Resumed>,
 }
 
 /// A shard, which is what parameters are placed on, and the process that serves it.
@@ -108,6 +111,11 @@ impl Member {
     /// A worker that the job begins with.
     pub fn original(worker: WorkerId, incarnation: u64) -> Member {
         Member { worker, incarnation, standing: Standing::From(0), since: Plan::FIRST_EPOCH }
+    }
+
+    /// The same in a job that begins with this clock.
+    pub fn from_clock(self, clock: Clock) -> Member {
+        Member { standing: Standing::From(clock), ..self }
     }
 
     /// Whether it takes part, or is about to.
@@ -266,6 +274,7 @@ impl Plan {
             overrides,
             switches,
             seed,
+            resumed,
         } = self;
         Plan {
             epoch: *epoch,
@@ -283,7 +292,22 @@ impl Plan {
             overrides: overrides.clone(),
             switches: switches.clone(),
             seed: *seed,
+            resumed: resumed.as_ref().map(|resumed| Resumed {
+                folder: resumed.folder.clone(),
+                clock: resumed.clock,
+                files: Vec::new(),
+            }),
         }
+    }
+
+    /// The clock that the job begins with: 0, or that of the checkpoint it goes on from.
+    pub fn first_clock(&self) -> Clock {
+        self.resumed.as_ref().map_or(0, |resumed| resumed.clock)
+    }
+
+    /// Whether a member is one that the job began with.
+    pub fn is_original(&self, member: &Member) -> bool {
+        member.standing == Standing::From(self.first_clock())
     }
 
     /// The latest incarnation of a rank.
@@ -339,6 +363,11 @@ impl Plan {
     pub fn check(&self) -> Result<(), String> {
         self.check_shards()?;
         self.check_workers()?;
+        self.resumed.as_ref().map_or(Ok(()), Resumed::check)?;
+        // Clocks are counted on from it.
+        if self.first_clock() > limits::MAX_FIRST_CLOCK {
+            return Err(format!("it begins with clock {}", self.first_clock()));
+        }
         self.check_tables()
     }
 
@@ -464,6 +493,7 @@ mod tests {
             overrides: vec![],
             switches: vec![],
             seed: 0,
+            resumed: None,
         }
     }
 
@@ -478,7 +508,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_fit_itself_or_the_limits_is_refused() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 24] = [
+        let cases: [(&str, Spoil); 26] = [
             ("there is no server", |plan| plan.shards.clear()),
             ("server 4294967295 core 0 is out of order", |plan| plan.shards.push(shard(u32::MAX, 0))),
             ("out of order", |plan| plan.shards.push(shard(1, 0))),
@@ -491,6 +521,12 @@ mod tests {
                 plan.shards[1].addresses = (0..9).map(|n| format!("host:{n}")).collect();
             }),
             ("ranks", |plan| plan.members.clear()),
+            ("is no name of a checkpoint's file", |plan| {
+                plan.resumed = Some(Resumed { folder: "../other".into(), clock: 1, files: vec![] });
+            }),
+            ("begins with clock", |plan| {
+                plan.resumed = Some(Resumed { folder: "f".into(), clock: u64::MAX, files: vec![] });
+            }),
             ("ranks", |plan| plan.members.swap(0, 1)),
             ("ranks", |plan| plan.members.push(Member::original(WorkerId(u32::MAX), 0))),
             ("2 tables, and parts of 1", |plan| plan.parts.truncate(1)),

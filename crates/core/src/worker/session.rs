@@ -169,8 +169,8 @@ impl Session {
 
     /// Whether this worker joins a job that runs.
     pub(super) fn joins(&self) -> bool {
-        let first = self.plan.as_ref().and_then(|plan| self.first_clock(plan));
-        self.join_waits.is_some() || first.is_some_and(|clock| clock > 0)
+        let joined = |plan: &Plan| self.first_clock(plan).is_some_and(|clock| clock > plan.first_clock());
+        self.join_waits.is_some() || self.plan.as_ref().is_some_and(joined)
     }
 
     /// Enters the next epoch.
@@ -581,6 +581,7 @@ mod tests {
             overrides: vec![],
             switches: vec![],
             seed: 0,
+            resumed: None,
         };
         session.enter(Time::ZERO, plan, &[shard(0), shard(1)].into());
         session

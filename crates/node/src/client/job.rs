@@ -7,6 +7,7 @@ use super::options::JobOptions;
 use super::packing::{self, Packs};
 use super::shared::{Cell, Shared, lock};
 use super::table::Table;
+use crate::admin::{Admin, AdminError};
 use crate::clock;
 use crate::event_loop::{EventLoop, FIRST_LANE, Opening, Setup, Strangers};
 use crate::exhaustion;
@@ -110,6 +111,7 @@ impl Job {
             stop: shared.stop_flag().clone(),
             strangers: strangers.clone(),
             injection: options.injection.clone(),
+            archive: None,
             log: options.log.clone(),
         };
         hands::job_begins();
@@ -331,6 +333,13 @@ impl Job {
             let status = shared.lock().worker.take_status(ticket);
             status.ok_or_else(|| WorkerError::Order("this status was taken already".into()).into())
         }))
+    }
+
+    /// Has the job make a checkpoint where its servers keep them, and waits until that is complete. The answer is a sentence that names
+    /// it. The version that is saved is one that comes soon: other workers go on, and this one does not wait for itself if it calls
+    /// this between two iterations, as long as the others do.
+    pub fn checkpoint(&self, timeout: Duration) -> Result<String, AdminError> {
+        Admin::connect(&self.url, timeout)?.checkpoint()
     }
 
     /// Where the job is.

@@ -38,6 +38,7 @@ impl<C: RoleCell> EventLoop<C> {
                     }
                 }
                 Output::Remember { state } => self.cell.remember(state),
+                Output::Archive(request) => self.archivist.ask(*request),
                 Output::Log(level, line) => self.setup.log.line(level, &line),
                 Output::Stop { error } => {
                     // Last words that an injected delay holds back are heard too.

@@ -196,6 +196,7 @@ impl Threads {
             stop: self.stop.clone(),
             strangers: self.strangers.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
+            archive: config.checkpoints.clone(),
             log: config.log.clone(),
         };
         let event_loop = EventLoop::new(role, setup)?;

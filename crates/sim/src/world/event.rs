@@ -1,6 +1,7 @@
 //! What happens in a world.
 
 use super::channel::Flight;
+use paramill_core::checkpoint::Request;
 use paramill_core::role::Lost;
 use paramill_core::types::{ConnectionId, Time};
 use paramill_core::wire::{Hello, Welcome};
@@ -24,6 +25,8 @@ pub(super) enum Event {
     Lost { connection: usize, side: usize, why: String },
     /// A role's timeout.
     Timer { node: usize },
+    /// The archive carries out what a role asked of it.
+    Archived { node: usize, life: u32, request: Box<Request> },
     /// A fault.
     Pause { node: usize, length: Duration },
     /// The end of a pause.

@@ -10,6 +10,7 @@ mod barriers;
 mod bench;
 mod broadcast;
 mod broadcast_rows;
+mod checkpoints;
 mod codec_switches;
 mod codecs;
 mod conditions;

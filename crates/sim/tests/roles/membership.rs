@@ -87,6 +87,7 @@ fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
         overrides: vec![],
         switches: vec![],
         seed: 0,
+        resumed: None,
     };
     bench.world.inject(COORDINATOR, SHARD, frame(Kind::Control, &Control::Plan(Box::new(plan))));
     bench.run();

@@ -91,6 +91,15 @@ impl SkippedSteps {
         present
     }
 
+    /// All runs of elements that missed steps: the chunk, the elements in it, and how many.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, Range<usize>, u32)> {
+        self.chunks.iter().flat_map(|(&chunk, runs)| {
+            let starts = [0].into_iter().chain(runs.iter().map(|run| run.end));
+            let runs = starts.zip(runs).filter(|(_, run)| run.skipped > 0);
+            runs.map(move |(start, run)| (chunk, start as usize..run.end as usize, run.skipped))
+        })
+    }
+
     pub(super) fn memory_bytes(&self) -> usize {
         self.chunks.values().map(|runs| runs.capacity() * size_of::<Run>()).sum()
     }

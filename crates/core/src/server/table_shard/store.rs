@@ -2,10 +2,12 @@
 
 use super::gradient::{CellGradient, Staged};
 use super::norms::LayerNorms;
+use super::restored::Restored;
 use super::round::Round;
 use super::skipped::SkippedSteps;
 use super::touched::Touched;
 use crate::absence::Absent;
+use crate::checkpoint::{CutRange, SkippedRun, TableCut};
 use crate::intake::GradientFrame;
 use crate::kernels;
 use crate::limits;
@@ -234,6 +236,81 @@ impl Store {
             bytes.extend_from_slice(bytemuck::cast_slice(&self.parameters.as_slice()[start..start + width]));
         }
         bytes
+    }
+
+    /// A copy of everything, for a checkpoint. The error says that there is no memory for it.
+    pub(super) fn cut(&self, layout: &Layout, version: Clock) -> Result<TableCut, String> {
+        let copy = |buffer: &Buffer| {
+            let mut values = Vec::new();
+            values
+                .try_reserve_exact(buffer.len())
+                .map_err(|_| format!("there is no memory for a copy of table `{}`", layout.name()))?;
+            values.extend_from_slice(buffer.as_slice());
+            Ok::<Vec<f32>, String>(values)
+        };
+        let mut ranges: Vec<CutRange> = Vec::new();
+        for (chunk, arrivals) in layout.chunks().iter().zip(&self.arrivals) {
+            let (start, len, steps) = (chunk.table_start, chunk.len as u64, self.steps + arrivals);
+            match ranges.last_mut() {
+                Some(last) if last.elements().end == start && last.steps == steps => last.len += len,
+                _ => ranges.push(CutRange { start, len, steps }),
+            }
+        }
+        let skipped = self.skipped.iter().map(|(cell, range, skipped)| SkippedRun {
+            start: layout.table_start_of_cell(cell) + range.start as u64,
+            len: range.len() as u64,
+            skipped,
+        });
+        Ok(TableCut {
+            name: layout.name().to_owned(),
+            shape: layout.spec().shape.clone(),
+            version,
+            ranges,
+            skipped: skipped.collect(),
+            parameters: copy(&self.parameters)?,
+            slots: self.slots.iter().map(copy).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Takes the place of initial values: pieces of a checkpoint, which cover everything that is here. The error says what does not fit.
+    pub(super) fn take_pieces(&mut self, layout: &Layout, pieces: &[TableCut]) -> Result<(), String> {
+        let restored = Restored::new(layout.name(), pieces, self.slots.len())?;
+        let mut most = Vec::with_capacity(layout.chunks().len());
+        for chunk in layout.chunks() {
+            let elements = chunk.table_start..chunk.table_start + chunk.len as u64;
+            let mut steps = 0;
+            for stretch in restored.stretches(elements) {
+                let stretch = stretch?;
+                let at = chunk.start + (stretch.start - chunk.table_start) as usize;
+                let (here, there) = (at..at + stretch.len, stretch.offset..stretch.offset + stretch.len);
+                let piece = stretch.piece;
+                self.parameters.as_mut_slice()[here.clone()]
+                    .copy_from_slice(&piece.parameters[there.clone()]);
+                for (slot, saved) in self.slots.iter_mut().zip(&piece.slots) {
+                    slot.as_mut_slice()[here.clone()].copy_from_slice(&saved[there.clone()]);
+                }
+                steps = steps.max(stretch.steps);
+            }
+            most.push(steps);
+        }
+        self.steps = most.iter().copied().min().unwrap_or(0);
+        self.arrivals = most.iter().map(|steps| steps - self.steps).collect();
+        self.skipped = SkippedSteps::default();
+        for cell in 0..layout.cells() {
+            let (start, range) = (layout.table_start_of_cell(cell), layout.cell_range(cell));
+            let most = most[layout.chunk_of_cell(cell)];
+            let runs = restored.stretches(start..start + range.len() as u64).map(|stretch| {
+                let stretch = stretch?;
+                let end = (stretch.start - start) as usize + stretch.len;
+                Ok((end, most - stretch.steps))
+            });
+            let runs = runs.collect::<Result<Vec<(usize, u64)>, String>>()?;
+            if runs.iter().any(|(_, skipped)| *skipped > 0) {
+                self.skipped.set(cell, runs);
+            }
+        }
+        self.initialised_chunks = self.arrivals.len();
+        Ok(())
     }
 
     pub(super) fn optimizer(&self) -> &OptimizerPolicy {

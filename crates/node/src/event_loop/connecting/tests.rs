@@ -110,6 +110,7 @@ fn outcome_of(address: &str, resolve: Resolve, on_timeout: fn(u32), again: Optio
         stop: Arc::new(AtomicBool::new(false)),
         strangers: Strangers::new(),
         injection: Injection::default(),
+        archive: None,
         log: Log::none(),
     };
     EventLoop::new(Owned(role), setup).unwrap().run().unwrap_err()

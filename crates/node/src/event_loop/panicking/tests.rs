@@ -101,6 +101,7 @@ fn everybody_is_told_of_a_panic_though_one_of_them_cannot_be() {
         stop: Arc::new(AtomicBool::new(false)),
         strangers: Strangers::new(),
         injection: Injection::default(),
+        archive: None,
         log: Log::new(|_, line| panic!("nobody takes `{line}`")),
     };
     let role = Owned(Fragile { accepted: 0, outputs: VecDeque::new() });

@@ -347,6 +347,7 @@ fn a_shard_serves_no_plan_that_gives_it_to_another_process() {
             overrides: vec![],
             switches: vec![],
             seed: 0,
+            resumed: None,
         };
         let plan = message(&Control::Plan(Box::new(plan)));
         let now = bench.now();

@@ -252,6 +252,7 @@ fn plan() -> impl Strategy<Value = Plan> {
         overrides: vec![],
         switches: vec![],
         seed: 0,
+        resumed: None,
     };
     let spoil = (0u32..13, number(), small(), table(), sync());
     vec(spoil, 0..3).prop_map(move |spoils| {

@@ -222,6 +222,7 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         overrides: vec![],
         switches: vec![],
         seed: 0,
+        resumed: None,
     };
     let outputs = say(worker, now, NodeId::Coordinator, &message(&Control::Plan(Box::new(plan))));
     assert_eq!(outputs, []);

@@ -1,0 +1,76 @@
+//! A coordinator and the copies of shards: who keeps them, and when one takes over.
+
+use super::Coordinator;
+use super::phase::Stage;
+use super::replication::Order;
+use crate::role::Output;
+use crate::types::{NodeId, ServerId, Time};
+use crate::wire::{Cause, Control, ServedShard};
+
+/// What a spare core says.
+pub(super) fn handle_spare(own: &mut Coordinator, now: Time, number: u32, message: Control) {
+    match message {
+        Control::Register { addresses } => match addresses.check() {
+            Ok(()) => {
+                own.replication.register(number, addresses);
+                replicate(own, now);
+            }
+            Err(why) => own.log(format!("spare core {number} gave {why}")),
+        },
+        Control::Kept { shard } => {
+            if let Some(epochs) = &own.epochs {
+                own.replication.note_kept(number, shard, epochs.newest());
+            }
+        }
+        other => own.log(format!("ignored a `{}` message from spare core {number}", other.name())),
+    }
+}
+
+/// Has copies made, shards moved, and those of processes that are gone served by their copies.
+pub(super) fn replicate(own: &mut Coordinator, now: Time) {
+    if own.stage != Stage::Running {
+        return;
+    }
+    while let Some(epochs) = &own.epochs {
+        let plan = epochs.newest();
+        let Some(order) = own.replication.poll(now, plan, |id| own.servers.primary(id)) else { break };
+        match order {
+            Order::Keep { spare, served: ServedShard { shard, addresses: from, .. } } => {
+                own.send(NodeId::Spare(spare), &Control::Keep { shard, from });
+            }
+            Order::Start(node) => own.send(node, &Control::StartCore),
+            Order::Change(change) => own.enter(now, change),
+            Order::Promote { spare, shard, change, why } => {
+                own.note(format!("{shard} is served by another process from now on: {why}"));
+                own.enter(now, change);
+                // It may hang, and come back: its place is another's.
+                own.outputs.push_back(Output::Disconnect { connection: NodeId::Shard(shard).into() });
+                own.servers.lose(now, shard, true);
+                if let Some(epochs) = &own.epochs {
+                    let message = Control::Promote(Box::new(epochs.newest().clone()));
+                    own.send(NodeId::Spare(spare), &message);
+                }
+            }
+        }
+    }
+    while let Some(epochs) = &own.epochs
+        && let Some(server) = own.replication.poll_drained(epochs.newest())
+    {
+        own.note(format!("{server} is drained, and leaves"));
+    }
+    while let Some(number) = own.replication.poll_leaving() {
+        own.send(NodeId::Spare(number), &Control::Stop { error: None });
+    }
+}
+
+/// A server is to be left without shards, so that it can end.
+pub(super) fn drain(own: &mut Coordinator, now: Time, number: u32, server: ServerId) {
+    let Some(epochs) = own.epochs.as_ref().filter(|_| own.stage == Stage::Running) else {
+        return own.refuse(NodeId::Admin(number), Cause::Policy, "the job does not run yet".into());
+    };
+    match own.replication.drain(server, epochs.newest()) {
+        Ok(sentence) => own.send(NodeId::Admin(number), &Control::Done(sentence)),
+        Err(why) => return own.refuse(NodeId::Admin(number), Cause::Policy, why),
+    }
+    replicate(own, now);
+}
