@@ -203,7 +203,7 @@ impl Log {
         };
         let over: Vec<u32> =
             self.copies.iter().filter(|(_, copy)| is_over(copy)).map(|(id, _)| *id).collect();
-        over.iter().for_each(|id| drop(self.copies.remove(id)));
+        self.copies.retain(|id, _| !over.contains(id));
         self.forget();
         over
     }

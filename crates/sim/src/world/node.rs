@@ -123,16 +123,23 @@ impl<R> fmt::Debug for Rebirth<R> {
     }
 }
 
+/// Whether something may happen to a world.
+pub type Condition<R> = Box<dyn Fn(&World<R>) -> bool>;
+/// Makes the role of a node that is started anew.
+pub type NewRole<R> = Box<dyn FnOnce(Time) -> R>;
+/// Makes a node that another one starts, which has this name and role.
+pub(super) type Start<R> = Box<dyn Fn(Time, NodeId, &R) -> Newcomer<R>>;
+
 /// How a process dies.
 pub struct Death<R> {
     /// Whether it may.
-    pub may_die: Box<dyn Fn(&World<R>) -> bool>,
+    pub may_die: Condition<R>,
     /// It does not die later than that.
     pub until: Time,
     /// How long after its death its nodes are started anew.
     pub after: Duration,
     /// These nodes, and what makes their roles.
-    pub restarts: Vec<(NodeId, Box<dyn FnOnce(Time) -> R>)>,
+    pub restarts: Vec<(NodeId, NewRole<R>)>,
 }
 
 impl<R> fmt::Debug for Death<R> {
@@ -152,7 +159,7 @@ pub struct Newcomer<R> {
 }
 
 /// Makes the nodes that others start.
-pub(super) struct Starter<R>(pub(super) Box<dyn Fn(Time, NodeId, &R) -> Newcomer<R>>);
+pub(super) struct Starter<R>(pub(super) Start<R>);
 
 impl<R> fmt::Debug for Starter<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
