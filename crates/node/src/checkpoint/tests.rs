@@ -171,13 +171,16 @@ fn a_file_that_is_damaged_after_the_survey_is_refused_when_it_is_read() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;
         fs::write(&path, &damaged).unwrap();
-        let why = restore(&archive, &manifest, vec![6..8]).unwrap_err();
+        let why = restore(&archive, &manifest, std::iter::once(6..8).collect()).unwrap_err();
         assert!(why.contains("is damaged"), "byte {at}: {why}");
     }
     fs::remove_file(&path).unwrap();
-    let why = restore(&archive, &manifest, vec![6..8]).unwrap_err();
+    let why = restore(&archive, &manifest, std::iter::once(6..8).collect()).unwrap_err();
     assert!(why.contains("needs parameters of table `w` that are in server-1-core-0.safetensors"), "{why}");
-    assert!(restore(&archive, &manifest, vec![0..6]).is_ok(), "the other server has its own");
+    assert!(
+        restore(&archive, &manifest, std::iter::once(0..6).collect()).is_ok(),
+        "the other server has its own"
+    );
 }
 
 #[test]
