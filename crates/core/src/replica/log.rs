@@ -187,7 +187,9 @@ impl Log {
         let is_over = |copy: &Copy| Some(copy.process) != process && (copy.is_told || copy.is_given_up);
         let over: Vec<u32> =
             self.copies.iter().filter(|(_, copy)| is_over(copy)).map(|(id, _)| *id).collect();
-        over.iter().for_each(|id| drop(self.copies.remove(id)));
+        for id in &over {
+            self.copies.remove(id);
+        }
         self.forget();
         over
     }
