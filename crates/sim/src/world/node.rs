@@ -123,16 +123,25 @@ impl<R> fmt::Debug for Rebirth<R> {
     }
 }
 
+/// Whether something may happen in a world.
+pub type Condition<R> = Box<dyn Fn(&World<R>) -> bool>;
+
+/// Makes a node that is started anew.
+pub type Birth<R> = Box<dyn FnOnce(Time) -> R>;
+
+/// Makes a node that is started beside another one.
+type Beginning<R> = Box<dyn Fn(Time, NodeId, &R) -> Newcomer<R>>;
+
 /// How a process dies.
 pub struct Death<R> {
     /// Whether it may.
-    pub may_die: Box<dyn Fn(&World<R>) -> bool>,
+    pub may_die: Condition<R>,
     /// It does not die later than that.
     pub until: Time,
     /// How long after its death its nodes are started anew.
     pub after: Duration,
     /// These nodes, and what makes their roles.
-    pub restarts: Vec<(NodeId, Box<dyn FnOnce(Time) -> R>)>,
+    pub restarts: Vec<(NodeId, Birth<R>)>,
 }
 
 impl<R> fmt::Debug for Death<R> {
@@ -152,7 +161,7 @@ pub struct Newcomer<R> {
 }
 
 /// Makes the nodes that others start.
-pub(super) struct Starter<R>(pub(super) Box<dyn Fn(Time, NodeId, &R) -> Newcomer<R>>);
+pub(super) struct Starter<R>(pub(super) Beginning<R>);
 
 impl<R> fmt::Debug for Starter<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -16,7 +16,7 @@ fn scenario(more: &str, at_ms: f64, for_ms: f64) -> Scenario {
          optimizer = 'sgd:lr=1'\nfaults = ['coordinator:crash@{at_ms}ms,restart={for_ms}ms']\n{more}\n\
          [[tables]]\nname = 'w'\nshape = [40]\n[compute]\nstep_ms = 20.0\n"
     );
-    Scenario::parse(&text).unwrap()
+    Scenario::parse(&text).expect("the scenario can be run")
 }
 
 /// So long that a worker which comes while the coordinator waits for its members joins after that.
@@ -28,7 +28,7 @@ fn long(scenario: Scenario) -> Scenario {
 fn finished(scenario: &Scenario, joins_at: Option<f64>) -> Cluster {
     let workers = scenario.workers + JOINS;
     let play = Play { gradients: Gradients::Tagged { workers }, ..Play::default() };
-    let mut cluster = Cluster::with(scenario, play).unwrap();
+    let mut cluster = Cluster::with(scenario, play).expect("the scenario can be run");
     joins_at.into_iter().for_each(|at| cluster.join_later(Time::from_secs_f64(at)));
     let ended = cluster.run(Time::from_secs_f64(200.0), &mut Unobserved);
     let faults = &scenario.faults;

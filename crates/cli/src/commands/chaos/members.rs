@@ -273,7 +273,7 @@ impl<'a> Members<'a> {
 
     /// Shows what the processes said last, for somebody who looks for the cause of a failure.
     pub(super) fn show_last_lines(&self) {
-        self.last_lines.iter().for_each(|line| stderr::line(line));
+        self.last_lines.iter().for_each(stderr::line);
     }
 
     fn keep(&mut self, child: usize, line: &str) {

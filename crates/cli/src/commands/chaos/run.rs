@@ -188,7 +188,9 @@ impl Run<'_> {
     /// Carries out kills that are due. One that cannot be yet holds up those of its own kind only.
     fn kill_next(&mut self, elapsed: Duration, looks: bool) {
         let mut held = Vec::new();
-        while let Some(kill) = self.kills.pop_front_if(|kill| kill.at <= elapsed) {
+        while self.kills.front().is_some_and(|kill| kill.at <= elapsed)
+            && let Some(kill) = self.kills.pop_front()
+        {
             let is_ahead = held.iter().any(|before: &Kill| before.kind == kill.kind);
             let epoch = match kill.kind {
                 _ if is_ahead => None,
