@@ -12,7 +12,8 @@ use crate::input::read_file;
 use crate::judge::JudgeModel;
 use crate::models;
 use crate::network::NetworkConfig;
-use paramill_core::coordinator::JobConfig;
+use paramill_core::checkpoint::{self, CheckpointPolicy, Every};
+use paramill_core::coordinator::{Checkpointing, JobConfig};
 use paramill_core::fault::{FaultError, FaultPlan};
 use paramill_core::limits;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
@@ -35,6 +36,8 @@ pub struct Scenario {
     pub cores: u32,
     /// Copies that are kept of every shard on other servers: none or one.
     pub replicas: u32,
+    /// A checkpoint is made at clocks that are multiples of this. 0: none.
+    pub checkpoint_every: u64,
     /// Aggregators between workers and servers; workers are shared out among them by rank. 0: workers talk to the
     /// servers themselves.
     pub aggregators: u32,
@@ -138,6 +141,7 @@ impl Default for Scenario {
             servers: 2,
             cores: 1,
             replicas: 0,
+            checkpoint_every: 0,
             aggregators: 0,
             aggregator_cores: 1,
             readers: 0,
@@ -296,11 +300,14 @@ impl Scenario {
 
     /// The job as its coordinator sees it, whoever drives it.
     pub fn job_config(&self, job: &str) -> JobConfig {
+        let policy = CheckpointPolicy { every: Every::Steps(self.checkpoint_every), keep: checkpoint::KEEP };
+        let checkpoints = Checkpointing { policy, resume: None, kept: vec![] };
         JobConfig {
             policy: self.policy.clone(),
             overrides: self.overrides.clone(),
             seed: self.seed,
             replicas: self.replicas,
+            checkpoints: (self.checkpoint_every > 0).then_some(checkpoints),
             ..JobConfig::new(job, self.workers, self.servers)
         }
     }

@@ -19,7 +19,7 @@ mod reader;
 mod reading;
 mod travelling;
 
-pub use node::{Condition, Death, Disk, Ended, NewRole, Newcomer};
+pub use node::{Birth, Condition, Death, Disk, Ended, Newcomer};
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
 use crate::archive::Archive;

@@ -69,3 +69,41 @@ fn one_server_after_the_other_dies_and_comes_back() {
         assert_eq!(disturbed, calm, "{sync}");
     }
 }
+
+/// The checkpoints that are complete in the end: each has one version of everything.
+fn checkpoints(scenario: &Scenario, disturb: impl FnOnce(&mut Cluster)) -> Vec<u64> {
+    let mut cluster = Cluster::new(scenario).expect("the scenario can be run");
+    disturb(&mut cluster);
+    let ended = cluster.run(Time::from_secs_f64(scenario.limit_s), &mut Unobserved);
+    let log: Vec<&str> = cluster.world.log().collect();
+    assert_eq!(ended.as_ref().map_err(|violation| &violation.what), Ok(&true), "{log:#?}");
+    let archive = cluster.world.archive();
+    for manifest in archive.complete() {
+        let cuts = archive.cuts(manifest);
+        assert_eq!(cuts.len(), manifest.files.len());
+        let tables = || cuts.iter().flat_map(|cut| &cut.tables);
+        assert_eq!(tables().map(|table| table.parameters.len()).sum::<usize>(), 300 + 40 * 3);
+        assert!(tables().all(|table| table.version == manifest.clock), "{}", manifest.folder);
+    }
+    let complete: Vec<u64> = archive.complete().iter().map(|manifest| manifest.clock).collect();
+    assert!(!complete.is_empty(), "{log:#?}");
+    complete
+}
+
+#[test]
+fn checkpoints_are_made_of_shards_that_have_copies_and_by_those_who_take_over() {
+    let scenario = scenario(3, "bsp", "checkpoint_every = 7");
+    assert_eq!(checkpoints(&scenario, |_| {}).last(), Some(&200));
+    for (server, when) in [(0, 1.3), (1, 2.0), (2, 2.51), (1, 3.333), (2, 4.0)] {
+        let complete =
+            checkpoints(&scenario, |cluster| cluster.crash_server(ServerId(server), at(when), None));
+        assert_eq!(complete.last(), Some(&200), "server {server} at {when} s");
+    }
+}
+
+#[test]
+fn checkpoints_are_made_while_the_coordinator_is_started_anew() {
+    let faults = "faults = ['coordinator:crash@2s,restart=1s', 'coordinator:crash@4s,restart=100ms']\ncheckpoint_every = 7";
+    let complete = checkpoints(&scenario(2, "bsp", faults), |_| {});
+    assert_eq!(complete.last(), Some(&200));
+}

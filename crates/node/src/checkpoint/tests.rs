@@ -64,8 +64,9 @@ fn archive() -> (tempfile::TempDir, Archive) {
 fn restore(
     archive: &Archive,
     manifest: &Manifest,
-    ranges: Vec<Range<u64>>,
+    ranges: &[(u64, u64)],
 ) -> Result<Vec<Vec<TableCut>>, String> {
+    let ranges = ranges.iter().map(|&(start, end)| start..end).collect();
     let wanted = vec![Wanted { name: "w".into(), slots: 2, ranges }];
     let request = Request::Restore { resumed: manifest.resumed(), wanted };
     let Response::Restored(restored) = archive.carry_out(request) else { panic!("another answer") };
@@ -78,7 +79,7 @@ use std::ops::Range;
 fn every_range_is_found_in_whichever_file_it_is() {
     let (_folder, archive) = archive();
     let manifest = save(&archive, "step-a", 5, &[]);
-    let pieces = restore(&archive, &manifest, vec![1..3, 4..9]).unwrap().remove(0);
+    let pieces = restore(&archive, &manifest, &[(1, 3), (4, 9)]).unwrap().remove(0);
     let ranges: Vec<Range<u64>> = pieces.iter().map(|piece| piece.ranges[0].elements()).collect();
     assert_eq!(ranges, [1..3, 4..6, 6..9]);
     for piece in &pieces {
@@ -171,16 +172,13 @@ fn a_file_that_is_damaged_after_the_survey_is_refused_when_it_is_read() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;
         fs::write(&path, &damaged).unwrap();
-        let why = restore(&archive, &manifest, std::iter::once(6..8).collect()).unwrap_err();
+        let why = restore(&archive, &manifest, &[(6, 8)]).unwrap_err();
         assert!(why.contains("is damaged"), "byte {at}: {why}");
     }
     fs::remove_file(&path).unwrap();
-    let why = restore(&archive, &manifest, std::iter::once(6..8).collect()).unwrap_err();
+    let why = restore(&archive, &manifest, &[(6, 8)]).unwrap_err();
     assert!(why.contains("needs parameters of table `w` that are in server-1-core-0.safetensors"), "{why}");
-    assert!(
-        restore(&archive, &manifest, std::iter::once(0..6).collect()).is_ok(),
-        "the other server has its own"
-    );
+    assert!(restore(&archive, &manifest, &[(0, 6)]).is_ok(), "the other server has its own");
 }
 
 #[test]

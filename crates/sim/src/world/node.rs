@@ -123,12 +123,14 @@ impl<R> fmt::Debug for Rebirth<R> {
     }
 }
 
-/// Whether something may happen to a world.
+/// Whether something may happen in a world.
 pub type Condition<R> = Box<dyn Fn(&World<R>) -> bool>;
-/// Makes the role of a node that is started anew.
-pub type NewRole<R> = Box<dyn FnOnce(Time) -> R>;
-/// Makes a node that another one starts, which has this name and role.
-pub(super) type Start<R> = Box<dyn Fn(Time, NodeId, &R) -> Newcomer<R>>;
+
+/// Makes a node that is started anew.
+pub type Birth<R> = Box<dyn FnOnce(Time) -> R>;
+
+/// Makes a node that is started beside another one.
+type Beginning<R> = Box<dyn Fn(Time, NodeId, &R) -> Newcomer<R>>;
 
 /// How a process dies.
 pub struct Death<R> {
@@ -139,7 +141,7 @@ pub struct Death<R> {
     /// How long after its death its nodes are started anew.
     pub after: Duration,
     /// These nodes, and what makes their roles.
-    pub restarts: Vec<(NodeId, NewRole<R>)>,
+    pub restarts: Vec<(NodeId, Birth<R>)>,
 }
 
 impl<R> fmt::Debug for Death<R> {
@@ -159,7 +161,7 @@ pub struct Newcomer<R> {
 }
 
 /// Makes the nodes that others start.
-pub(super) struct Starter<R>(pub(super) Start<R>);
+pub(super) struct Starter<R>(pub(super) Beginning<R>);
 
 impl<R> fmt::Debug for Starter<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -16,7 +16,7 @@ fn scenario(more: &str, at_ms: f64, for_ms: f64) -> Scenario {
          optimizer = 'sgd:lr=1'\nfaults = ['coordinator:crash@{at_ms}ms,restart={for_ms}ms']\n{more}\n\
          [[tables]]\nname = 'w'\nshape = [40]\n[compute]\nstep_ms = 20.0\n"
     );
-    Scenario::parse(&text).expect("the scenario can be read")
+    Scenario::parse(&text).expect("the scenario can be run")
 }
 
 /// So long that a worker which comes while the coordinator waits for its members joins after that.
