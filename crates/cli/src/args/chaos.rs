@@ -30,9 +30,6 @@ pub(crate) struct ChaosArgs {
     /// The mean time between two kills.
     #[arg(long, value_name = "TIME", default_value = "4500ms", help_heading = "Chaos")]
     pub(crate) every: Span,
-    /// Copies of each shard on other servers.
-    #[arg(long, value_name = "R", default_value_t = 1, help_heading = "Chaos")]
-    pub(crate) replicas: u32,
 }
 
 /// A worker process of `chaos tags`.

@@ -73,7 +73,7 @@ pub(crate) fn run(args: &mut ChaosArgs, registry: &Registry, output: &Output) ->
         undisturbed_metric: None,
         metric_name: None,
     };
-    let setup = Setup { plan: &plan, replicas: args.replicas, is_tags };
+    let setup = Setup { plan: &plan, replicas: plan.cluster.replicas, is_tags };
     let workspace = Workspace::create()?;
     let mut paced = plan.clone();
     if !is_tags {
@@ -115,7 +115,8 @@ fn resolve(args: &mut ChaosArgs, is_tags: bool, registry: &Registry, output: &Ou
     ensure!(minutes > 0.0 && minutes <= MAX_MINUTES, "minutes = {minutes}: expected up to {MAX_MINUTES}");
     ensure!(!args.every.0.is_zero(), "every = {}: expected a time between two kills", args.every);
     let job = &mut args.job;
-    job.servers.get_or_insert(3);
+    let servers = *job.servers.get_or_insert(3);
+    job.replicas.get_or_insert(u32::from(servers > 1));
     job.aggregators.get_or_insert(1);
     job.cores.get_or_insert(1);
     job.timeout.get_or_insert(PATIENCE);
@@ -143,7 +144,7 @@ fn victims(args: &ChaosArgs, plan: &JobPlan) -> Result<Vec<Victims>> {
         Victims { kind: Kind::Coordinator, count: 1 },
         Victims { kind: Kind::Aggregators, count: cluster.aggregators },
     ];
-    let is_replicated = args.replicas > 0;
+    let is_replicated = cluster.replicas > 0;
     ensure!(
         is_replicated || !args.kill.contains(&Kind::Servers),
         "--kill servers with --replicas 0: the parameters of a server that is killed are lost"
