@@ -1,7 +1,7 @@
 //! A data core that serves a shard, or keeps a copy of one: replication, fail-over and migration are one mechanism.
 //!
 //! A [`Shard`] is a state machine: the same inputs in the same order make the same shard. The process that serves it sends every
-//! input to its copies ([`log`]), which apply it too and say nothing to anybody. A copy begins with an image of the shard, catches up
+//! input to its copies (a log), which apply it too and say nothing to anybody. A copy begins with an image of the shard, catches up
 //! with the log, and from then on no input is applied by the serving process before the copy has it. So a copy has whatever was
 //! acknowledged or answered, and a process that the shard was taken from cannot go on by itself: nobody would have its inputs.
 //!
