@@ -41,6 +41,14 @@ fn further(first: &Server, cores: u32, transport: Transport) -> Server {
     server::start(config, &Arc::new(Registry::builtin())).unwrap()
 }
 
+/// A server that the job begins with. Without a number it could take that of the first, which may come later.
+fn numbered(first: &Server, number: u32, transport: Transport) -> Server {
+    let server = Some(ServerId(number));
+    let config =
+        ServerConfig { cores: 2, server, transport, ..ServerConfig::new("test", first.coordinator()) };
+    server::start(config, &Arc::new(Registry::builtin())).unwrap()
+}
+
 /// A worker that counts its steps in the parameters.
 struct Counting {
     job: Job,
@@ -106,7 +114,7 @@ fn all_are_copied(status: &Status) -> bool {
 fn copies_serve_the_shards_of_a_server_that_is_gone() {
     for transport in [Transport::Tcp, Transport::Shm] {
         let first = first(3, 1, 2, transport);
-        let (second, third) = (further(&first, 2, transport), further(&first, 2, transport));
+        let (second, third) = (numbered(&first, 1, transport), numbered(&first, 2, transport));
         let mut worker = Counting::start(&first, transport);
         let status = worker.step_until("all shards have copies", all_are_copied);
         assert_eq!([0, 1, 2].map(|server| serves(&status, server)), [2, 2, 2]);

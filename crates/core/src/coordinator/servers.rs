@@ -103,8 +103,7 @@ impl Servers {
         let refuse = |reason| Err(Refusal { reason, retry: false });
         let expected = self.expected;
         let known = self.processes.iter().find(|(_, known)| known.id == process).map(|(id, _)| *id);
-        // From the last on: the server that coordinates the job has the first number, and may come later than others.
-        let free = || (0..expected).rev().map(ServerId).find(|id| !self.processes.contains_key(id));
+        let free = || (0..expected).map(ServerId).find(|id| !self.processes.contains_key(id));
         let place = wanted.or(known).or_else(free).map(|server| ShardId { server, core });
         if let Some(plan) = plan {
             let served = wanted.and(place).and_then(|id| plan.served(id));
@@ -358,12 +357,12 @@ mod tests {
     /// Two servers of two cores, told where they are reached.
     fn complete() -> Servers {
         let mut servers = Servers::new(2);
-        for (process, core) in [(8, 0), (7, 0), (7, 1), (8, 1)] {
+        for (process, core) in [(7, 0), (8, 0), (8, 1), (7, 1)] {
             let you = accepted(&mut servers, caller(process, core), None);
             assert_eq!(
                 you,
                 NodeId::Shard(shard(process as u32 - 7, core)),
-                "by the order of their first cores, from the last number on"
+                "by the order of their first cores"
             );
         }
         for id in servers.ids().collect::<Vec<_>>() {
