@@ -333,14 +333,29 @@ class Job:
         self.start()
         return self._native.set(table, server, policies)
 
-    def checkpoint(self, timeout: Optional[float] = None) -> str:
-        """Has the job make a checkpoint where its servers keep them (``--checkpoint DIR``). Returns its name, in words, once it is
-        complete.
+    def checkpoint(self, file: Optional[Union[str, os.PathLike[str]]] = None, *, timeout: Optional[float] = None) -> str:
+        """Has the job make a checkpoint where its servers keep them (``--checkpoint DIR``), or in a `file` of this machine, also where
+        they keep none (``--resume FILE`` goes on from it). Returns its name, in words, once it is complete.
 
         Saved is a version that comes soon, or the present one where all workers rest: call it on one worker, and let the others go on.
         """
         self.start()
-        return self._native.checkpoint(timeout)
+        return self._native.checkpoint(timeout, None if file is None else os.fspath(file))
+
+    def note(self, name: str, note: bytes) -> None:
+        """Has a few bytes saved with checkpoints from now on, in place of those of the same `name`: a position in the data, say.
+
+        A checkpoint of an iteration has what was noted when :meth:`clock` began it. No bytes remove the note.
+        """
+        self._native.note(name, note)
+
+    def noted(self, name: str) -> Optional[bytes]:
+        """What was noted under a `name` when the checkpoint was made that the job goes on from (``--resume``), if there is one.
+
+        It is the note of the same rank; where there were fewer workers, that of the rank modulo their number.
+        """
+        self.start()
+        return self._native.noted(name)
 
     def close(self, timeout: Optional[float] = None) -> None:
         """Leaves in good order; the others go on without this worker. Closing twice is one close."""

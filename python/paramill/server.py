@@ -28,6 +28,9 @@ class Server:
     `cores` are its data cores: if not given, what the CPUs of this process allow when all workers and servers run here too, or
     elsewhere if `listen` is not on loopback.
 
+    `replicas` are the copies of every shard that other servers keep: with 1 the job survives the loss of a server that does not
+    coordinate it. Copies need at least two servers, and exist once all parameters were copied: a status has none without one then.
+
     `topology` is a file that says which hosts are below which switches, for the trees of `broadcast`.
 
     `policies` are those of every table that does not say its own (:class:`paramill.policies.JobPolicies`).
@@ -40,6 +43,7 @@ class Server:
         listen: str = "127.0.0.1:0",
         workers: int = 1,
         servers: int = 1,
+        replicas: int = 0,
         cores: Optional[int] = None,
         seed: int = 1,
         quiet: bool = False,
@@ -56,6 +60,7 @@ class Server:
             policies=policies,
             seed=seed,
             quiet=quiet,
+            replicas=replicas,
             topology=text,
         )
 

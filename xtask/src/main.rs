@@ -18,7 +18,7 @@ Commands:
   test          Everything that must pass before a change is merged, stage by stage:
                 format, tidy, dependencies, lint, tests, documentation, python.
                 With --skip-python without the last, which installs torch (about 5 GB) once.
-                With --services only the tests against a real etcd, which is installed if it is missing
+                With --services only the tests against a real etcd and a store that speaks S3, which are installed if missing
   python        Only the Python package: builds its wheel into a virtual environment and tests it there
   wheel         The wheel to give to others
   tidy          Only the rules of the house: file sizes, names, purity of core, links, dependencies

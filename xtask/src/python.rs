@@ -14,7 +14,7 @@ const IS_NEW_ENOUGH: &str = "import sys; sys.exit(sys.version_info < (3, 10))";
 /// Builds the wheel as developers build everything, installs it, and runs its tests with real servers.
 pub(crate) fn test(root: &Path) -> Result<()> {
     let target = target_directory(root)?;
-    let venv = Venv::ready(root, &target)?;
+    let venv = Venv::of_package(root, &target)?;
     let wheel = build(root, &target, &venv, "dev")?;
     venv.run(root, "pip", &["install", "--quiet", "--force-reinstall", "--no-deps", &text(&wheel)])?;
     let package = root.join("python");
@@ -38,7 +38,7 @@ pub(crate) fn test(root: &Path) -> Result<()> {
 /// Builds the wheel that is given to others; says where it is.
 pub(crate) fn wheel(root: &Path) -> Result<()> {
     let target = target_directory(root)?;
-    let venv = Venv::ready(root, &target)?;
+    let venv = Venv::of_package(root, &target)?;
     let wheel = build(root, &target, &venv, "release")?;
     let megabytes = fs::metadata(&wheel)?.len() as f64 / 1e6;
     println!("{} ({megabytes:.1} MB)", wheel.display());
@@ -75,23 +75,34 @@ fn build(root: &Path, target: &Path, venv: &Venv, profile: &str) -> Result<PathB
         .context("maturin left no wheel")
 }
 
-/// A virtual environment with what the package's tests need.
+/// Where a program is that comes with a package of others. The package is installed if it is missing.
+pub(crate) fn program_of(root: &Path, package: &str, program: &str) -> Result<PathBuf> {
+    let venv = Venv::ready(target_directory(root)?.join("services"), package, &[package])?;
+    Ok(venv.program(program))
+}
+
+/// A virtual environment.
 struct Venv(PathBuf);
 
 impl Venv {
+    /// The one with what the package's tests need.
+    fn of_package(root: &Path, target: &Path) -> Result<Venv> {
+        let list = root.join("python/requirements-dev.txt");
+        Venv::ready(target.join("python"), &fs::read_to_string(&list)?, &["-r", &text(&list)])
+    }
+
     /// Makes it, or uses the one that is there if nothing else is asked for since.
-    fn ready(root: &Path, target: &Path) -> Result<Venv> {
-        let venv = Venv(target.join("python"));
-        let wanted = fs::read_to_string(root.join("python/requirements-dev.txt"))?;
+    fn ready(folder: PathBuf, wanted: &str, packages: &[&str]) -> Result<Venv> {
+        let venv = Venv(folder);
         let stamp = venv.0.join("requirements.txt");
         if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
             return Ok(venv);
         }
-        eprintln!("installing python/requirements-dev.txt (torch: about 5 GB; some minutes)");
+        eprintln!("installing {} (some minutes, and 5 GB where torch is asked for)", packages.join(" "));
         let status = Command::new(interpreter()?).args(["-m", "venv", "--clear"]).arg(&venv.0).status()?;
         ensure!(status.success(), "a virtual environment could not be made; is Python's `venv` installed?");
-        let list = text(&root.join("python/requirements-dev.txt"));
-        venv.run(root, "pip", &["install", "--quiet", "--disable-pip-version-check", "-r", &list])?;
+        let install = [&["install", "--quiet", "--disable-pip-version-check"], packages].concat();
+        venv.run(Path::new("."), "pip", &install)?;
         fs::write(stamp, wanted)?;
         Ok(venv)
     }

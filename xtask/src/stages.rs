@@ -52,6 +52,8 @@ pub(crate) const PYTHON: Stage = Stage { name: "python", alone: "cargo xtask pyt
 /// Its wheel.
 pub(crate) const WHEEL: Stage = Stage { name: "wheel", alone: "cargo xtask wheel", run: python::wheel };
 
+/// The package from PyPI with a store that speaks S3.
+const STORE: &str = "moto[server]==5.2.5";
 /// Tests against programs of others, which are installed if they are missing.
 pub(crate) const SERVICES: Stage =
     Stage { name: "services", alone: "cargo xtask test --services", run: test_services };
@@ -123,7 +125,7 @@ fn check_dependencies(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Jobs whose coordinators keep their state in a real etcd.
+/// Jobs whose coordinators keep their state in a real etcd, and checkpoints in a store that speaks S3.
 fn test_services(root: &Path) -> Result<()> {
     if !answers("etcd", &["--version"]) {
         eprintln!("etcd is missing; asking apt for it");
@@ -133,7 +135,13 @@ fn test_services(root: &Path) -> Result<()> {
             bail!("etcd is missing and apt could not install it; install Debian's etcd-server");
         }
     }
-    cargo(root, &["test", "-p", "paramill", "--test", "etcd"], &[("PARAMILL_TEST_ETCD", "etcd")])
+    cargo(root, &["test", "-p", "paramill", "--test", "etcd"], &[("PARAMILL_TEST_ETCD", "etcd")])?;
+    let store = python::program_of(root, STORE, "moto_server")?;
+    // Both packages at once: by itself the node would have all crates below it built with other features, anew.
+    let both = ["test", "-p", "paramill-node", "-p", "paramill", "--lib", "checkpoint", "--features"];
+    cargo(root, &[&both[..], &["paramill-node/object-store,paramill/object-store"]].concat(), &[])?;
+    let test = ["test", "-p", "paramill", "--features", "object-store", "--test", "buckets"];
+    cargo(root, &test, &[("PARAMILL_TEST_S3", &store.to_string_lossy())])
 }
 
 fn cargo(root: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Result<()> {

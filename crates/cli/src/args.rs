@@ -99,6 +99,7 @@ pub(crate) enum Command {
     Subscribe(SubscribeArgs),
     Set(SetArgs),
     Drain(DrainArgs),
+    Rebalance(RebalanceArgs),
     #[command(name = "checkpoint")]
     Save(SaveArgs),
     Components(ComponentsArgs),
@@ -235,12 +236,17 @@ pub(crate) struct ServeArgs {
     /// Servers of the job, this one included [default: 2].
     #[arg(long, value_name = "M")]
     pub(crate) servers: Option<u32>,
-    /// Copies of every shard that are kept on other servers, 0 or 1: with one the job survives the death of a server that does not
-    /// coordinate it [default: 0].
+    /// Copies of every shard that are kept on other servers, 0 or 1: with one the job survives the death of any one server; of the one
+    /// that coordinates it where --state lets it, or another, go on [default: 0].
     #[arg(long, value_name = "R", conflicts_with = "join")]
     pub(crate) replicas: Option<u32>,
+    /// A worker or server that lives and makes no progress for so long while others wait for it is left behind: a worker is declared dead, a
+    /// server's copies take over [default: it is only named].
+    #[arg(long, value_name = "TIME", conflicts_with = "join")]
+    pub(crate) progress_timeout: Option<Span>,
     /// Data cores of this server [default: by the CPUs that it may use, less those of the job's workers and other servers
-    /// if it listens on loopback].
+    /// if it listens on loopback]. Each has a shard of the parameters, which may move to servers that join later: give more than
+    /// CPUs where some are expected.
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// How workers exchange gradients and parameters with this server: auto, tcp or shm [default: auto, which is shared
@@ -284,9 +290,9 @@ pub(crate) struct MemoryArgs {
     /// file below $XDG_STATE_HOME/paramill or ~/.local/state/paramill; none if the system chooses the port].
     #[arg(long, value_name = "PLACE")]
     pub(crate) state: Option<String>,
-    /// How long the others go on training without a coordinator that keeps its state, before they give it up.
-    #[arg(long, value_name = "TIME", default_value = "10m")]
-    pub(crate) coordinator_grace: Span,
+    /// How long the others go on training without a coordinator that keeps its state, before they give it up [default: 10m].
+    #[arg(long, value_name = "TIME")]
+    pub(crate) coordinator_grace: Option<Span>,
 }
 
 /// Run the coordinator of a job alone, without parameters: it may die and be started again with the same command.
@@ -331,9 +337,15 @@ pub(crate) struct CoordinateArgs {
     /// 0 before its initial values had arrived.
     #[arg(long, value_name = "TIME", default_value = "0s")]
     pub(crate) restart_grace: Span,
-    /// Copies of each shard that are kept on other servers: 1, or 0 for none.
-    #[arg(long, value_name = "R", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1))]
-    pub(crate) replicas: u32,
+    /// A worker or server that lives and makes no progress for so long while others wait for it is left behind: a worker is declared dead, a
+    /// server's copies take over [default: it is only named].
+    #[arg(long, value_name = "TIME")]
+    pub(crate) progress_timeout: Option<Span>,
+    /// Copies of each shard that are kept on other servers: 1, or 0 for none [default: 0].
+    #[arg(long, value_name = "R")]
+    pub(crate) replicas: Option<u32>,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointArgs,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
 }
@@ -413,6 +425,10 @@ pub(crate) struct LaunchArgs {
     /// first [default: 0].
     #[arg(long, value_name = "R")]
     pub(crate) replicas: Option<u32>,
+    /// A worker or server that lives and makes no progress for so long while others wait for it is left behind: a worker is declared dead, a
+    /// server's copies take over [default: it is only named].
+    #[arg(long, value_name = "TIME")]
+    pub(crate) progress_timeout: Option<Span>,
     /// Data cores of each server [default: by the CPUs that servers and workers share].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
@@ -460,14 +476,20 @@ pub(crate) struct StatusArgs {
     pub(crate) url: String,
 }
 
-/// Have a running job make a checkpoint, where its servers keep them (--checkpoint DIR). Ends when that is complete.
+/// Have a running job make a checkpoint, and wait until that is complete.
+///
+/// It is made where the job's servers keep them (--checkpoint DIR), or copied to a file of this machine, also where they keep none.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill checkpoint paramill://127.0.0.1:7070/job")]
+  paramill checkpoint paramill://127.0.0.1:7070/job
+  paramill checkpoint paramill://127.0.0.1:7070/job model.safetensors
+  paramill serve --resume model.safetensors")]
 pub(crate) struct SaveArgs {
     /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
     pub(crate) url: String,
+    /// Copy it to this file, in the format of safetensors. A file that is there stays until the new one is whole.
+    pub(crate) file: Option<PathBuf>,
     /// Give up when it takes longer.
     #[arg(long, value_name = "TIME", default_value = "10m")]
     pub(crate) timeout: Span,
@@ -536,6 +558,21 @@ pub(crate) struct DrainArgs {
     /// The server's number, as `paramill status` says it.
     #[arg(long, value_name = "ID")]
     pub(crate) server: u32,
+}
+
+/// Spread a running job's shards over its servers anew.
+///
+/// Shards move from servers that carry more to servers that carry less, one after the other, while workers train on: by the bytes that each
+/// was sent and sent in the last half minute, or by its size where that is not known yet. As few bytes move as that takes. Servers that come,
+/// are drained or stay overloaded have the same done without this command. `paramill status` tells how far it is.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill rebalance paramill://127.0.0.1:7070/job
+  paramill rebalance 127.0.0.1:7070 --json")]
+pub(crate) struct RebalanceArgs {
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
+    pub(crate) url: String,
 }
 
 /// List every component that can be named, with its parameters.

@@ -10,6 +10,7 @@ mod coordinate;
 mod doctor;
 mod drain;
 mod launch;
+mod rebalance;
 mod reproduce;
 mod serve;
 mod set;
@@ -50,6 +51,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Save(args) => checkpoint::run(&args, output),
         Command::Set(args) => set::run(&args, &registry, output),
         Command::Drain(args) => drain::run(&args, output),
+        Command::Rebalance(args) => rebalance::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
         Command::Sim(args) => sim::run(&args.command, output),
     }

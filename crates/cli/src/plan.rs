@@ -65,6 +65,8 @@ pub(crate) struct ClusterPlan {
     pub(crate) servers: u32,
     /// Copies of every shard on other servers.
     pub(crate) replicas: u32,
+    /// How long a member that others wait for may make no progress; for ever without.
+    pub(crate) progress_timeout: Option<Span>,
     /// Data cores of each server.
     pub(crate) cores: u32,
     /// Aggregators that workers go through; none when 0.
@@ -192,6 +194,7 @@ impl JobPlan {
                 workers: said.cluster.workers.unwrap_or(4),
                 servers: said.cluster.servers.unwrap_or(2),
                 replicas: said.cluster.replicas.unwrap_or(0),
+                progress_timeout: said.cluster.progress_timeout,
                 cores: said.cluster.cores.unwrap_or(1),
                 aggregators: said.cluster.aggregators.unwrap_or(0),
                 processes: said.cluster.processes.unwrap_or(false),
@@ -224,6 +227,13 @@ impl JobPlan {
             "replicas = {}: copies are kept on other servers, and servers = 1",
             cluster.replicas
         );
+        if let Some(timeout) = cluster.progress_timeout {
+            let least = Span(limits::MIN_PROGRESS_TIMEOUT);
+            ensure!(
+                timeout >= least,
+                "progress_timeout = {timeout}: expected at least {least}, since members report every 500ms"
+            );
+        }
         within("cores", cluster.cores, 1..=limits::MAX_CORES)?;
         within("aggregators", cluster.aggregators, 0..=cluster.workers.min(limits::MAX_AGGREGATORS))?;
         within("timeout", cluster.timeout, Span(Duration::from_millis(1))..=Span(MAX_TIMEOUT))?;

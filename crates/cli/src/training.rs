@@ -54,6 +54,7 @@ pub(crate) fn job_config(plan: &JobPlan, name: &str) -> JobConfig {
         overrides: plan.overrides.clone(),
         seed: plan.seed,
         replicas: plan.cluster.replicas,
+        progress_timeout: plan.cluster.progress_timeout.map(|timeout| timeout.0),
         ..JobConfig::new(name, plan.cluster.workers, plan.cluster.servers)
     }
 }

@@ -2,111 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
-use rustix::process::{Pid, Signal, kill_process};
+#[path = "trained/job.rs"]
+mod job;
+
+use job::{PARAMILL, PATIENCE, Training, paramill, signal, slow_steps, text};
+use rustix::process::Signal;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
-/// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn paramill(arguments: &[&str]) -> Output {
-    Command::new(PARAMILL).args(arguments).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// A fault that makes every step of worker 0 take so long on any machine, and those of the others hardly any time.
-fn slow_steps(folder: &Path, seconds: f64) -> String {
-    let trace = folder.join("steps.csv");
-    std::fs::write(&trace, format!("worker,step,seconds\n0,0,{seconds}\n1,0,0\n2,0,0\n")).unwrap();
-    format!("trace={}", trace.display())
-}
-
-fn signal(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
-}
-
-/// A training job whose words are read while it runs.
-struct Training {
-    child: Child,
-    words: BufReader<ChildStderr>,
-    url: String,
-    said: String,
-}
-
-impl Training {
-    fn start(arguments: &[&str]) -> Training {
-        let mut child = Command::new(PARAMILL)
-            .args(["train", "mlp", "--processes", "--json"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let words = BufReader::new(child.stderr.take().unwrap());
-        let mut training = Training { child, words, url: String::new(), said: String::new() };
-        let line = training.hear("the job is at ");
-        training.url = line.split_whitespace().last().unwrap().to_owned();
-        training
-    }
-
-    /// Reads on until it says this; the line.
-    fn hear(&mut self, what: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.words.read_line(&mut line).unwrap() > 0, "it ended without `{what}`: {}", self.said);
-            self.said += &line;
-            if line.contains(what) {
-                return line;
-            }
-        }
-    }
-
-    fn status(&self) -> Value {
-        let output = paramill(&["status", &self.url, "--json"]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// The process that has a rank.
-    fn worker(&self, rank: u32) -> u32 {
-        let entry = format!("PARAMILL_RANK={rank}");
-        // The one before is waited for at the end only, and has no environment any more.
-        self.child_with("environ", &[entry.as_bytes()]).expect("the worker has a process")
-    }
-
-    /// The process of a server.
-    fn server(&self, index: u32) -> u32 {
-        self.child_with("cmdline", &[b"--index", index.to_string().as_bytes()])
-            .expect("the server has a process")
-    }
-
-    /// The child whose file in `/proc` has these strings after each other.
-    fn child_with(&self, file: &str, strings: &[&[u8]]) -> Option<u32> {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        let lists =
-            threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());
-        let children: String = lists.collect();
-        let has = |pid: &u32| {
-            let content = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-            let found: Vec<&[u8]> = content.split(|byte| *byte == 0).collect();
-            found.windows(strings.len()).any(|window| window == strings)
-        };
-        children.split_whitespace().map(|pid| pid.parse().unwrap()).find(has)
-    }
-
-    /// Its exit code, its report, and all it said.
-    fn end(mut self) -> (Option<i32>, Value, String) {
-        self.words.read_to_string(&mut self.said).unwrap();
-        let output = self.child.wait_with_output().unwrap();
-        (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default(), self.said)
-    }
+/// The process that has a rank.
+fn worker_of(training: &Training, rank: u32) -> u32 {
+    let entry = format!("PARAMILL_RANK={rank}");
+    // The one before is waited for at the end only, and has no environment any more.
+    training.child_with("environ", &[entry.as_bytes()]).expect("the worker has a process")
 }
 
 #[test]
@@ -122,10 +31,10 @@ fn a_worker_that_is_killed_twice_takes_part_again() {
             std::thread::sleep(Duration::from_millis(10));
         }
         // The others wait for this one, so that the job cannot end before the test is through.
-        let first = training.worker(0);
+        let first = worker_of(&training, 0);
         signal(first, Signal::STOP);
         for life in 2..=3u64 {
-            signal(training.worker(1), Signal::KILL);
+            signal(worker_of(&training, 1), Signal::KILL);
             training.hear(&format!("and is started anew: process {life} of this rank; {} more", 3 - life));
             training.hear("worker 1 takes part from clock");
             let status = training.status();
@@ -156,7 +65,7 @@ fn a_job_of_one_worker_waits_for_its_restart() {
     while training.status()["workers"][0]["report"]["clock"].as_u64().is_none_or(|clock| clock == 0) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    signal(training.worker(0), Signal::KILL);
+    signal(worker_of(&training, 0), Signal::KILL);
     training.hear("worker 0 takes part from clock");
     let (code, report, said) = training.end();
     assert_eq!((code, report["restarts"].as_u64()), (Some(0), Some(1)), "{said}");
@@ -244,7 +153,7 @@ fn stand_still_at_the_end(folder: &Path, more: &[&str]) -> (Training, u32) {
     };
     // It hardly takes any time for its steps, and waits for worker 0 at the barrier.
     worker(1, &|worker| worker["report"]["waiting"].as_str().is_some_and(|wait| wait.contains("barrier")));
-    let still = training.worker(1);
+    let still = worker_of(&training, 1);
     signal(still, Signal::STOP);
     worker(0, &|worker| worker["state"] == "left");
     (training, still)

@@ -150,6 +150,20 @@ fn a_further_server_says_that_the_job_is_not_there_yet() {
     assert!(line.contains("trying again for 30 s"), "{line}");
 }
 
+/// Such options were taken and had no effect.
+#[test]
+fn options_that_are_the_job_s_are_refused_elsewhere_and_heeded_in_its_config() {
+    let joining = paramill(&["serve", "--join", "127.0.0.1:1", "--coordinator-grace", "5s"]);
+    assert!(text(&joining.stderr).contains("--coordinator-grace with --join"), "{}", text(&joining.stderr));
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("job.toml");
+    std::fs::write(&config, "[cluster]\nservers = 1\nreplicas = 1\n").unwrap();
+    let config = config.to_str().unwrap();
+    let alone = paramill(&["coordinate", "--listen", "127.0.0.1:0", "--config", config]);
+    let why = text(&alone.stderr);
+    assert!(why.contains("replicas = 1: copies are kept on other servers, and servers = 1"), "{why}");
+}
+
 /// A joining server did not know how many workers there are.
 #[test]
 fn a_further_server_asks_the_job_for_its_size() {

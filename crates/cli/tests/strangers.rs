@@ -24,7 +24,7 @@ fn encode(frame: Frame) -> Vec<u8> {
 
 /// The first frame of a command.
 fn hello() -> Vec<u8> {
-    encode(frame(Kind::Hello, &Hello { job: "job".into(), from: Party::Command, incarnation: 0 }))
+    encode(frame(Kind::Hello, &Hello { job: "job".into(), from: Party::Command, incarnation: 0, to: None }))
 }
 
 fn receive(stream: &mut TcpStream) -> (Kind, Vec<u8>) {

@@ -427,7 +427,7 @@ impl Role for Aggregator {
             }
             (_, id) => Party::Aggregator { process, id },
         };
-        Hello { job: job.clone(), from, incarnation: process.0 }
+        Hello { job: job.clone(), from, incarnation: process.0, to: connection.shard() }
     }
 
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
@@ -628,7 +628,7 @@ mod tests {
     /// What becomes of the hello of worker 1: whether it may try again, where it is refused.
     fn greet(aggregator: &mut Aggregator, incarnation: u64) -> Result<(), bool> {
         let from = Party::Through { rank: WorkerId(1), shard: SHARD, pushed: None };
-        let hello = Hello { job: "job".into(), from, incarnation };
+        let hello = Hello { job: "job".into(), from, incarnation, to: None };
         aggregator.accept(Time::ZERO, &hello).map(|_| ()).map_err(|refusal| refusal.retry)
     }
 
@@ -653,7 +653,7 @@ mod tests {
         let mut greet = |id: u32, levels| {
             let (process, id) = (ProcessId(7), AggregatorId(id));
             let from = Party::Below { process, id, shard: SHARD, levels };
-            let hello = Hello { job: "job".into(), from, incarnation: 7 };
+            let hello = Hello { job: "job".into(), from, incarnation: 7, to: None };
             aggregator
                 .accept(Time::ZERO, &hello)
                 .map(|_| ())

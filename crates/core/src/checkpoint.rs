@@ -3,15 +3,18 @@
 //! The coordinator orders a checkpoint at a clock. Every shard copies a table when its version reaches that clock, while workers go
 //! on, and has its driver write the copy to an archive ([`Output::Archive`](crate::role::Output::Archive)). When all files are
 //! written the coordinator has its own driver write the [`Manifest`], which names them with their digests: a checkpoint without a
-//! manifest does not exist. A job that is resumed gets the manifest in its configuration, and every shard asks its driver for
+//! manifest does not exist. Workers that keep something from servers at that clock ([`WorkerCut`]) have their drivers make a file of
+//! it, which the coordinator reads in parts and has its own driver write. A job that is resumed gets the manifest in its configuration, and every shard asks its driver for
 //! the ranges that the new plan gives it, on whichever shard they were before.
 
 use crate::limits;
 use crate::policy::{Policy, PolicyOverride};
 use crate::table::TableSpec;
-use crate::types::{Clock, ShardId};
+use crate::types::{Clock, ShardId, WorkerId};
+use crate::wire::PartPlace;
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
@@ -67,8 +70,8 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// A file of a checkpoint: all that one shard held.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A file of a checkpoint: all that one shard held, or that a worker kept from servers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SavedFile {
     /// Its name in the checkpoint's folder.
     pub name: String,
@@ -76,6 +79,15 @@ pub struct SavedFile {
     pub bytes: u64,
     /// XXH3 of 128 bits over all of it.
     pub digest: Digest,
+}
+
+/// The file of a worker that kept something from servers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerFile {
+    /// Its rank.
+    pub worker: WorkerId,
+    /// The file, in the coordinator's archive.
+    pub file: SavedFile,
 }
 
 /// A table of a checkpoint.
@@ -107,11 +119,17 @@ pub struct Manifest {
     /// The job's policy, without what was changed while it ran.
     pub policy: Policy,
     /// Exceptions from it, those that were made while the job ran included.
+    #[serde(deserialize_with = "sequence::<_, _, MAX_RULES>")]
     pub overrides: Vec<PolicyOverride>,
     /// The tables, in creation order.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
     pub tables: Vec<SavedTable>,
     /// The files, by shard.
+    #[serde(deserialize_with = "sequence::<_, _, MAX_SHARDS>")]
     pub files: Vec<SavedFile>,
+    /// The files of workers that had something to save, by rank.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+    pub worker_files: Vec<WorkerFile>,
 }
 
 impl Manifest {
@@ -151,10 +169,19 @@ impl Manifest {
 
     /// What a plan says of it.
     pub fn resumed(&self) -> Resumed {
-        let Manifest { folder, clock, files, .. } = self;
-        Resumed { folder: folder.clone(), clock: *clock, files: files.clone() }
+        let Manifest { folder, clock, files, workers, worker_files, .. } = self;
+        Resumed {
+            folder: folder.clone(),
+            clock: *clock,
+            files: files.clone(),
+            workers: *workers,
+            worker_files: worker_files.clone(),
+        }
     }
 }
+
+/// Exceptions from policies that a job begins with, and those that were made later.
+const MAX_RULES: usize = 2 * limits::MAX_OVERRIDES;
 
 /// Shards in one job.
 const MAX_SHARDS: usize = (limits::MAX_SERVERS * limits::MAX_CORES) as usize;
@@ -169,12 +196,25 @@ pub struct Resumed {
     /// Its files. Workers are told of none.
     #[serde(deserialize_with = "sequence::<_, _, MAX_SHARDS>")]
     pub files: Vec<SavedFile>,
+    /// Workers that the job was set up for when it was saved.
+    pub workers: u32,
+    /// Files of those that had something to save. Workers that join later are told of none.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+    pub worker_files: Vec<WorkerFile>,
 }
 
 impl Resumed {
     /// Whether its names can be used as names of files. They come from a peer.
     pub fn check(&self) -> Result<(), String> {
-        let names = self.files.iter().map(|file| &file.name);
+        let files = self.files.iter().chain(self.worker_files.iter().map(|saved| &saved.file));
+        let names = files.map(|file| &file.name);
+        if self
+            .worker_files
+            .iter()
+            .any(|saved| !(1..=limits::MAX_WORKER_FILE_BYTES).contains(&saved.file.bytes))
+        {
+            return Err("no worker has a file of that length".into());
+        }
         match [&self.folder].into_iter().chain(names).find(|name| !is_name(name)) {
             Some(name) => Err(format!("`{}` is no name of a checkpoint's file", name.escape_debug())),
             None => Ok(()),
@@ -211,6 +251,71 @@ pub fn is_outdated(name: &str, by: &str) -> bool {
 /// The file of a shard.
 pub fn file(shard: ShardId) -> String {
     format!("server-{}-core-{}.safetensors", shard.server.0, shard.core)
+}
+
+/// The file of a worker.
+pub fn worker_file(worker: WorkerId) -> String {
+    format!("worker-{}.safetensors", worker.0)
+}
+
+/// Whether a file is one of a worker.
+pub fn is_worker_file(name: &str) -> bool {
+    let rank = name.strip_prefix("worker-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
+}
+
+/// All that a worker kept from servers at a checkpoint's clock, and notes of its application.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerCut {
+    /// The checkpoint's folder.
+    pub folder: String,
+    /// The job's name.
+    pub job: String,
+    /// The checkpoint's clock.
+    pub clock: Clock,
+    /// The worker.
+    pub worker: WorkerId,
+    /// What it kept of its tables.
+    pub arrays: Vec<WorkerArray>,
+    /// The application's notes, by name.
+    pub notes: BTreeMap<String, Vec<u8>>,
+}
+
+/// What a worker kept of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerArray {
+    /// The table's name.
+    pub table: String,
+    /// What it is.
+    pub kind: ArrayKind,
+    /// The values.
+    pub values: Vec<f32>,
+    /// What else a worker has to know of them.
+    pub state: Vec<u8>,
+}
+
+/// What the values of a [`WorkerArray`] are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ArrayKind {
+    /// What a codec has not sent yet of every element.
+    Residual,
+    /// A codec's velocity of every element.
+    Velocity,
+    /// The last factors of a layer, by its number in the table.
+    Factors(u32),
+    /// Updates that the policy `hold` holds back: of every element, or of single rows.
+    Held,
+}
+
+impl fmt::Display for ArrayKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ArrayKind::Residual => write!(f, "residual"),
+            ArrayKind::Velocity => write!(f, "velocity"),
+            ArrayKind::Factors(layer) => write!(f, "factors{layer}"),
+            ArrayKind::Held => write!(f, "held"),
+        }
+    }
 }
 
 /// All that a shard held of its tables at a checkpoint's clock.
@@ -296,6 +401,33 @@ pub enum Request {
         cut: Box<ShardCut>,
         /// Folders that are to be kept beside this one.
         keep: Vec<String>,
+        /// Whether it has to survive. Otherwise it is read by [`Request::Read`], and there is no archive.
+        is_kept: bool,
+    },
+    /// Read a part of a file.
+    Read(PartPlace),
+    /// Make a file of what a worker kept, in memory: the coordinator reads it, or a command does.
+    Pack {
+        /// What it kept.
+        cut: Box<WorkerCut>,
+        /// The coordinator reads it, once. Otherwise it stays until the next one.
+        is_kept: bool,
+    },
+    /// Make of a worker's file what it kept.
+    Unpack {
+        /// What the manifest says of the file.
+        file: SavedFile,
+        /// Its contents.
+        bytes: Vec<u8>,
+    },
+    /// Write a part of a worker's file. With its last part the file has to be whole, and survives.
+    Append {
+        /// Where the part belongs.
+        place: PartPlace,
+        /// The part.
+        bytes: Vec<u8>,
+        /// What the worker says of the file.
+        whole: SavedFile,
     },
     /// Write the manifest: all files are written. Then remove the manifests of other folders, but for these.
     Complete {
@@ -316,13 +448,19 @@ pub enum Request {
 /// The archive's answer to a [`Request`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Response {
-    /// A shard's file is written and will survive, or why not.
+    /// A shard's file is written and will survive, or a worker's is made; or why not.
     Written {
         /// The checkpoint's folder.
         folder: String,
         /// The file, or a sentence.
         file: Result<SavedFile, String>,
     },
+    /// A part of a file, or why it cannot be read.
+    Read(PartPlace, Result<Vec<u8>, String>),
+    /// What a worker kept, or why its file cannot be used.
+    Unpacked(Result<Box<WorkerCut>, String>),
+    /// So many bytes of a worker's file are written, or why not.
+    Appended(PartPlace, Result<u64, String>),
     /// A manifest is written and will survive, or why not.
     Completed {
         /// The checkpoint's folder.
@@ -335,10 +473,10 @@ pub enum Response {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn manifest(tables: &[TableSpec]) -> Manifest {
+    pub(crate) fn manifest(tables: &[TableSpec]) -> Manifest {
         let saved = |table: &TableSpec| SavedTable {
             table: table.clone(),
             optimizer: "sgd".into(),
@@ -355,6 +493,7 @@ mod tests {
             overrides: vec![],
             tables: tables.iter().map(saved).collect(),
             files: vec![],
+            worker_files: vec![],
         }
     }
 
@@ -386,13 +525,14 @@ mod tests {
     #[test]
     fn names_lead_nowhere() {
         let shard = ShardId { server: crate::types::ServerId(3), core: 1 };
-        for name in [folder(500, u64::MAX, 3), file(shard), "manifest.json".into()] {
+        for name in [folder(500, u64::MAX, 3), file(shard), worker_file(WorkerId(7)), "manifest.json".into()]
+        {
             assert!(is_name(&name), "{name}");
         }
         assert_eq!(folder(500, 0xabcd, 3), "step-0000000500-0000abcd-3");
         for name in ["", ".", "..", "a/b", "../x", ".hidden", "a\0b", "a b", "\u{e4}", &"x".repeat(65)] {
             assert!(!is_name(name), "{name}");
-            let resumed = Resumed { folder: name.into(), clock: 1, files: vec![] };
+            let resumed = Resumed { folder: name.into(), ..manifest(&[]).resumed() };
             assert!(resumed.check().is_err());
         }
     }

@@ -7,6 +7,7 @@
 
 mod aggregating;
 mod aggregators;
+mod balance;
 mod barriers;
 mod checkpointing;
 mod checkpoints;
@@ -15,9 +16,11 @@ mod config;
 mod copying;
 mod declarations;
 mod epochs;
+mod gathering;
 mod idlers;
 mod memory;
 mod phase;
+mod progress;
 mod querying;
 mod readers;
 mod reading;
@@ -62,14 +65,15 @@ use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
 use memory::Memory;
 use phase::{Phase, Stage};
+use progress::Stalls;
 use readers::Readers;
 use recovery::Recovery;
-use replication::Replication;
+use replication::{InSync, Replication};
 use routes::Routes;
 use scheduler::{Release, Scheduler};
 use servers::{Caller, Place, Servers};
 use status_queries::StatusQueries;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use stragglers::Stragglers;
@@ -102,11 +106,14 @@ pub struct Coordinator {
     scheduler: Option<Scheduler>,
     barriers: Barriers,
     stragglers: Stragglers,
+    stalls: Stalls,
     routes: Routes,
     commands: Commands,
     queries: StatusQueries,
     /// From when the shards have entered the plan, where there is an archive.
     checkpoints: Option<Checkpoints>,
+    /// Those who read a file from the archive, in the order of the requests.
+    archive_readers: VecDeque<NodeId>,
     /// Tells checkpoints of this run from those of others.
     run: u64,
     standstill: Standstill,
@@ -131,7 +138,7 @@ impl Coordinator {
         Coordinator {
             workers: Workers::new(config.workers, config.worker_timeout, secret),
             readers: Readers::new(Prng::fork(secret, READERS_FORK).next_u64()),
-            servers: Servers::new(config.servers),
+            servers: Servers::new(config.servers, config.own_server),
             replication: Replication::new(config.replicas > 0),
             config,
             registry,
@@ -145,10 +152,12 @@ impl Coordinator {
             scheduler: None,
             barriers: Barriers::default(),
             stragglers: Stragglers::default(),
+            stalls: Stalls::default(),
             routes: Routes::default(),
             commands: Commands::default(),
             queries: StatusQueries::default(),
             checkpoints: None,
+            archive_readers: VecDeque::new(),
             run: Prng::fork(secret, RUN_FORK).next_u64(),
             standstill: Standstill::default(),
             memory: Memory::default(),
@@ -177,9 +186,10 @@ impl Coordinator {
         returning::restore(now, config, registry, grace, state)
     }
 
-    /// Whether members have, or had, a plan: there are parameters.
-    pub fn has_plan(&self) -> bool {
-        self.is_planned()
+    /// After [`Coordinator::restore`]: whether the process that coordinated the job before served shards that nobody has a copy of. Where that
+    /// process is known to be dead, the job cannot go on.
+    pub fn has_lost_parameters(&self) -> bool {
+        self.recovery.has_lost_parameters()
     }
 
     /// Another process coordinates the job from now on: this one ends, and the job does not.
@@ -212,12 +222,14 @@ impl Coordinator {
             served: self
                 .epochs
                 .as_ref()
-                .map(|epochs| self.replication.statuses(epochs.newest()))
+                .map(|epochs| self.replication.statuses(epochs.newest(), |id| self.servers.primary(id)))
                 .unwrap_or_default(),
+            moves: self.replication.moves(),
             packs: self.epochs.as_ref().map(|epochs| epochs.newest().packs()).unwrap_or_default(),
             aggregators: self.aggregators.statuses(),
             warnings: self.warnings.clone(),
             waited: self.workers.waited(),
+            stalled: self.stalls.statuses(now),
         }
     }
 
@@ -255,6 +267,11 @@ impl Coordinator {
                 relaying::reach(self, worker, addresses, is_aggregated)
             }
             Control::Unreachable { relay } => relaying::note_out_of_reach(self, worker, relay),
+            Control::CheckpointTaken { number, outcome } => {
+                checkpointing::take_of_worker(self, now, worker, number, outcome);
+            }
+            Control::CheckpointPart(part) => checkpointing::take_part(self, now, worker, part),
+            Control::CheckpointRead(place) => checkpointing::restore(self, worker, place),
             Control::StatusQuery => querying::query_status(self, now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
@@ -283,6 +300,7 @@ impl Coordinator {
             Control::CheckpointTaken { number, outcome } => {
                 checkpointing::take(self, now, id, number, outcome);
             }
+            Control::CheckpointPart(part) => checkpointing::pass_part(self, now, part),
             Control::Stop { error: Some(error) } => {
                 self.end(now, Some(control::sentence(format!("{id}: {error}"))));
             }
@@ -290,16 +308,18 @@ impl Coordinator {
                 self.servers.forget_informed(id);
                 self.inform_shard(id);
             }
-            Control::Copied { process, epoch } => {
+            Control::Copied { copy, epoch, bytes } => {
                 if let Some(epochs) = &self.epochs {
-                    let change = self.replication.note_in_sync(epochs.newest(), id, process, epoch);
+                    let copy = InSync { shard: id, copy, epoch, bytes };
+                    let change = self.replication.note_in_sync(epochs.newest(), copy);
                     change.into_iter().for_each(|change| self.enter(now, change));
                 }
                 copying::replicate(self, now);
             }
-            Control::CopyLost { process } => {
+            Control::CopyLost { copy } => {
                 if let Some(epochs) = &self.epochs {
-                    let change = self.replication.note_lost(epochs.newest(), id, process);
+                    let change = self.replication.note_lost(epochs.newest(), id, copy);
+                    let process = copy.process;
                     self.log(format!("the copy of {id} at {process} does not follow; it is given up"));
                     change.into_iter().for_each(|change| self.enter(now, change));
                 }
@@ -315,7 +335,10 @@ impl Coordinator {
             Control::StatusQuery => querying::query_status(self, now, asker),
             Control::Set(rule) => self.set_policy(now, number, rule),
             Control::Drain { server } => copying::drain(self, now, number, server),
+            Control::Rebalance => copying::rebalance(self, now, number),
             Control::CheckpointRequest => checkpointing::ask(self, now, number),
+            Control::CheckpointCopyRequest { at } => checkpointing::ask_for_copy(self, now, number, at),
+            Control::CheckpointRead(place) => checkpointing::read(self, number, place),
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
@@ -421,6 +444,7 @@ impl Coordinator {
             self.send(NodeId::Worker(id), &message);
             self.routes.forget(id);
             relaying::route(self);
+            checkpointing::remind(self, id);
         }
     }
 
@@ -500,10 +524,10 @@ impl Coordinator {
                     }
                 }
                 Change::Policy(_) | Change::Served { .. } => {
-                    let running: Vec<WorkerId> =
-                        self.workers.running().chain(self.readers.informed()).collect();
+                    let informed: Vec<WorkerId> =
+                        self.workers.informed().chain(self.readers.informed()).collect();
                     let message = Control::Change { epoch, change };
-                    running.into_iter().for_each(|id| self.send(NodeId::Worker(id), &message));
+                    informed.into_iter().for_each(|id| self.send(NodeId::Worker(id), &message));
                 }
             }
         }
@@ -556,6 +580,8 @@ impl Coordinator {
             return self.log(format!("ignored a report of {id} that is not about its tables"));
         }
         let version = report.tables.iter().map(|table| table.version).max();
+        let bytes = report.bytes_pushed.saturating_add(report.bytes_pulled);
+        self.replication.note_traffic(now, id, bytes);
         self.servers.take_report(now, id, report);
         checkpointing::note_version(self, now, version);
         self.queries.reported(id);
@@ -611,6 +637,7 @@ impl Coordinator {
         let is_member = |member: &Member| member.is_live() && Some(member.incarnation) == incarnation;
         let is_member = epochs.newest().member(worker).is_some_and(is_member);
         self.workers.depart(worker, state);
+        checkpointing::part_with(self, now, worker);
         self.memory.touch();
         if state == MemberState::Dead {
             self.log(format!("{worker} is declared dead; the job goes on without it"));
@@ -685,11 +712,11 @@ impl Coordinator {
     /// The job is over: at once if it failed, and when its last checkpoint is complete otherwise.
     fn end(&mut self, now: Time, error: Option<String>) {
         if error.is_some() || !checkpointing::finish(self, now) {
-            self.end_now(error);
+            self.end_now(now, error);
         }
     }
 
-    fn end_now(&mut self, error: Option<String>) {
+    fn end_now(&mut self, now: Time, error: Option<String>) {
         if self.stage == Stage::Over {
             return;
         }
@@ -699,9 +726,16 @@ impl Coordinator {
         self.failure.clone_from(&error);
         let waited = stragglers::summary(&self.workers.waited(), self.config.servers);
         waited.into_iter().for_each(|line| self.note(line));
-        let message = Control::Stop { error: error.clone() };
-        self.everybody().into_iter().for_each(|to| self.send(to, &message));
-        self.outputs.push_back(Output::Stop { error });
+        self.everybody().into_iter().for_each(|to| returning::say_farewell(self, to));
+        let away: BTreeSet<NodeId> =
+            self.servers.away().map(NodeId::Shard).chain(self.replication.away()).collect();
+        // A server that is about to reconnect would wait for this coordinator as long as its patience lasts.
+        match error {
+            None if !away.is_empty() || self.recovery.awaits_retired(now) => {
+                self.recovery.say_farewell(away, now);
+            }
+            error => self.outputs.push_back(Output::Stop { error }),
+        }
     }
 
     /// Those who have to hear that the job is over.
@@ -731,6 +765,7 @@ impl Coordinator {
         for worker in self.workers.overdue(now, is_planned, &self.standstill) {
             self.part_with(now, worker, MemberState::Dead);
         }
+        progress::judge(self, now);
         waiting::expire_vacancy(self, now);
         if self.stage == Stage::Over {
             return;
@@ -791,8 +826,8 @@ impl Role for Coordinator {
             let reason = "the job's coordinator is about to start".into();
             return Err(Refusal { reason, retry: true });
         }
-        self.recovery.refuse_newcomer(now, hello)?;
         let is_planned = self.is_planned();
+        self.recovery.refuse_newcomer(now, hello, is_planned)?;
         match hello.from {
             Party::Worker { rank } => {
                 let Accepted { welcome, replaced } =
@@ -806,7 +841,15 @@ impl Role for Coordinator {
                 let caller = Caller { process, server, core, cores };
                 match self.servers.accept(now, caller, self.epochs.as_ref().map(Epochs::newest))? {
                     Place::Serves(welcome) => Ok(welcome),
-                    Place::Spare => Ok(self.replication.accept(process, server, core)),
+                    Place::Spare => {
+                        self.memory.touch();
+                        let welcome = self.replication.accept(process, server, core);
+                        // A core that still names a shard goes away again once it hears that this is another's.
+                        if server.is_none() {
+                            self.recovery.note_spare(process, welcome.you);
+                        }
+                        Ok(welcome)
+                    }
                 }
             }
             Party::Command => {
@@ -833,7 +876,7 @@ impl Role for Coordinator {
 
     fn hello(&self, _connection: ConnectionId) -> Hello {
         // A coordinator never connects; it is connected to.
-        Hello { job: self.config.job.clone(), from: Party::Command, incarnation: 0 }
+        Hello { job: self.config.job.clone(), from: Party::Command, incarnation: 0, to: None }
     }
 
     fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}

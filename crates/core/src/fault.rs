@@ -16,6 +16,7 @@
 //! | --- | --- |
 //! | `slow=4x` | everything the node does takes that much longer (nodes only) |
 //! | `pause=2s@10s` | the node stands still for 2 s from second 10 on (nodes only) |
+//! | `stall@5s` | the application does nothing from second 5 on, and the node goes on saying that it lives (workers only) |
 //! | `crash@5s[,restart=2s]` | the node is gone from second 5 on; 2 s later it is started anew (nodes only) |
 //! | `delay=4s[,p=0.01]` | after `pull`, that answer alone is late; else all that follows on the connection waits |
 //! | `reset[,p=0.001]` | the connection breaks when a frame is sent on it |
@@ -80,6 +81,11 @@ pub enum Effect {
     Pause {
         /// For how long.
         length: Duration,
+        /// From when on.
+        at: Time,
+    },
+    /// The application of a worker hangs; the worker goes on reporting.
+    Stall {
         /// From when on.
         at: Time,
     },
@@ -158,7 +164,7 @@ impl FaultPlan {
     /// Refuses faults of a worker's computation: a program of its own does not know of them, so they would have no effect.
     pub fn check_for_programs(&self) -> Result<(), FaultError> {
         let is_of_computation = |rule: &&Rule| match rule.effect {
-            Effect::Trace { .. } => true,
+            Effect::Trace { .. } | Effect::Stall { .. } => true,
             Effect::Slow(_) => matches!(rule.selector, Selector::Worker(_)),
             _ => false,
         };
@@ -226,6 +232,15 @@ impl FaultPlan {
             Effect::Pause { length, at } if rule.selector.names(node) => Some((at, length)),
             _ => None,
         })
+    }
+
+    /// When a worker's application hangs, if it ever does.
+    pub fn stall_at(&self, worker: WorkerId) -> Option<Time> {
+        let stall = |rule: &Rule| match rule.effect {
+            Effect::Stall { at } if rule.selector.names(NodeId::Worker(worker)) => Some(at),
+            _ => None,
+        };
+        self.rules.iter().filter_map(stall).min()
     }
 
     /// When `node` is gone, and how long after that it is started anew, if it is.

@@ -4,6 +4,16 @@ use std::time::Duration;
 
 /// Complete checkpoints that a job keeps at most.
 pub const MAX_CHECKPOINTS: usize = 1024;
+/// Bytes of a checkpoint's file that are read at once.
+pub const MAX_PART_BYTES: usize = 1 << 20;
+/// The longest file that a worker brings to a checkpoint.
+pub const MAX_WORKER_FILE_BYTES: u64 = 1 << 40;
+/// Notes that a worker's application may have saved with a checkpoint.
+pub const MAX_NOTES: usize = 64;
+/// Bytes of one of them.
+pub const MAX_NOTE_BYTES: usize = 64 << 10;
+/// The longest header of a checkpoint's file.
+pub const MAX_CHECKPOINT_HEADER_BYTES: u64 = 256 << 20;
 /// The latest clock that a job which goes on from a checkpoint may begin with.
 pub const MAX_FIRST_CLOCK: u64 = 1 << 48;
 /// Parameters that are worked on at once where their number is free: 32 KB of f32 stay in the nearest caches.
@@ -101,6 +111,18 @@ pub const MAX_WAIT_CAUSES_KEPT: usize = 256;
 pub const STRAGGLER_WINDOW: Duration = Duration::from_secs(30);
 /// Share of others' time that a node may cost them before the log names it.
 pub const STRAGGLER_SHARE: f64 = 0.2;
+/// A member that makes no progress for so long while others wait for it is named.
+pub const STALL_NAMED: Duration = Duration::from_secs(10);
+/// The shortest time after which a job may leave such a member behind: reports come every [`HEARTBEAT_EVERY`].
+pub const MIN_PROGRESS_TIMEOUT: Duration = Duration::from_secs(3);
+/// A round that is open for so long is reported with the workers that it lacks.
+pub const LONG_ROUND: Duration = Duration::from_secs(2);
+/// Workers that a round lacks, of those that a report lists.
+pub const MAX_MISSING_REPORTED: usize = 64;
+/// Pulls of a table that wait, of those that a report lists.
+pub const MAX_WAITS_REPORTED: usize = 8;
+/// Shards without an answer that a worker's report lists.
+pub const MAX_UNANSWERED_REPORTED: usize = 64;
 /// The log names such a node at most once in this time.
 pub const STRAGGLER_LOG_EVERY: Duration = Duration::from_secs(60);
 /// Barriers that a worker may wait at.
@@ -199,8 +221,14 @@ pub const MAX_LOG_BYTES: usize = 64 << 20;
 pub const COPY_PATIENCE: Duration = Duration::from_secs(2);
 /// A shard or a copy whose connection to the coordinator broke has this long to come back before another takes its place.
 pub const COPY_GRACE: Duration = Duration::from_millis(700);
-/// Frames of a shard that is served elsewhere now wait for so long to be sent.
-pub const LAST_FRAMES: Duration = Duration::from_secs(10);
+/// A shard that moves rests for so long at most while its image is sent. Then it is served again, and what happens to it follows the image.
+pub const MOVE_REST: Duration = Duration::from_secs(10);
+/// A shard that is to move serves on for so long while it has no sums of gradients: until the next round closes, if one opens.
+pub const MOVE_WAIT: Duration = Duration::from_secs(3);
+/// The same while it has sums, or answers on their way: a round may take long where links are slow, and would have to be sent again.
+pub const MOVE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the traffic of servers is counted before it is compared. A server that has too much of it in several such windows is overloaded.
+pub const LOAD_WINDOW: Duration = Duration::from_secs(10);
 /// How long after its own restart a coordinator waits for shards before it counts them as lost.
 pub const SHARDS_RETURN: Duration = Duration::from_secs(3);
 /// A shard that has a copy and was not heard for so long is served by the copy from then on.

@@ -2,6 +2,8 @@
 
 mod greedy;
 mod heuristic;
+pub mod moves;
+mod ranges;
 mod round_robin;
 mod uniform;
 
@@ -42,7 +44,8 @@ pub trait Placement: Send + Sync + fmt::Debug {
 
 /// The choices of this axis.
 pub fn axis() -> Axis<dyn Placement> {
-    Axis::new("placement", &[], vec![uniform::ENTRY, round_robin::ENTRY, greedy::ENTRY, heuristic::ENTRY])
+    let entries = vec![uniform::ENTRY, round_robin::ENTRY, greedy::ENTRY, heuristic::ENTRY, ranges::ENTRY];
+    Axis::new("placement", &[], entries)
 }
 
 /// The parts of a job's tables. Those of `whole`, ascending, are not cut, whatever the strategy.

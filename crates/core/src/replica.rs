@@ -9,22 +9,30 @@
 //! or to move the shard. All connections count as broken then: workers come to the new process and send again what was not
 //! acknowledged.
 
+mod copy_of;
 mod entry;
 mod log;
+mod lull;
 
+use crate::address::Addresses;
 use crate::checkpoint::Response;
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
 use crate::role::{Body, Frame, Level, Lost, Outbox, Output, Role};
-use crate::server::{Shard, ShardConfig, ShardImage};
-use crate::types::{ConnectionId, NodeId, ProcessId, ShardId, Time};
+use crate::server::{Shard, ShardConfig};
+use crate::types::{ConnectionId, CopyId, NodeId, ProcessId, ShardId, Time};
 use crate::wire::control::{self, frame};
-use crate::wire::{Change, Control, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome};
+use crate::wire::{Control, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome};
+use copy_of::{CopyOf, Former, discard, note_connections};
 use entry::Event;
 use log::Log;
+use lull::{Lull, Rounds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// In place of chunks that are not here any more.
+static BLANK: [u8; limits::MAX_DATA_BYTES] = [0; limits::MAX_DATA_BYTES];
 
 /// One data core of a server: it serves a shard, keeps a copy of one, or waits to be given one.
 #[derive(Debug)]
@@ -36,8 +44,6 @@ pub struct Replica {
     shift: i64,
     /// The connections that the shard knows of.
     connections: BTreeSet<ConnectionId>,
-    /// In place of chunks that are not here any more.
-    blank: Vec<u8>,
     outputs: Outbox,
     stopped: bool,
 }
@@ -61,7 +67,60 @@ struct Serving {
     /// A time-out is logged and not applied yet.
     has_timeout: bool,
     /// Copies that are to begin with an image, which is made when all inputs are applied and no connection stands.
-    beginning: BTreeMap<u32, ProcessId>,
+    beginning: BTreeMap<u32, Beginning>,
+    /// Connections whose end is logged and not applied yet, and how often: what the shard sends there is for a connection that is gone, and
+    /// must not leave by one of the same name.
+    severed: BTreeMap<ConnectionId, u32>,
+}
+
+/// A copy that is to begin.
+#[derive(Debug, Clone, Copy)]
+struct Beginning {
+    copy: CopyId,
+    /// It is to serve the shard as soon as it has everything.
+    is_move: bool,
+    /// The moment that its image waits for, until it has come.
+    lull: Option<Lull>,
+}
+
+impl Serving {
+    fn rounds(&self) -> Rounds {
+        Rounds { is_open: self.shard.is_in_a_round(), has_sums: self.shard.has_sums() }
+    }
+
+    /// Whether images that are to be made wait for a better moment. The shard serves on.
+    fn awaits_lull(&self) -> bool {
+        self.beginning.values().any(|copy| copy.lull.is_some())
+    }
+
+    /// Looks whether that moment has come.
+    fn look_for_lull(&mut self, now: Time, is_silent: bool) {
+        if self.awaits_lull() {
+            let rounds = self.rounds();
+            for copy in self.beginning.values_mut() {
+                copy.lull.take_if(|lull| lull.is_here(now, rounds, is_silent));
+            }
+        }
+    }
+
+    /// Takes what the shard says, after an input, to those who are still connected.
+    fn take_outputs(&mut self, outputs: &mut Outbox) {
+        while let Some(output) = self.shard.poll_output() {
+            let to = match &output {
+                Output::Send { to, .. } => Some(*to),
+                Output::Disconnect { connection } => Some(*connection),
+                _ => None,
+            };
+            if !is_own_business(&output) && to.is_none_or(|to| !self.severed.contains_key(&to)) {
+                outputs.push_back(output);
+            }
+        }
+    }
+}
+
+/// A connection to the coordinator is asked for by the core, not by its shard.
+fn is_own_business(output: &Output) -> bool {
+    matches!(output, Output::Connect { connection: ConnectionId::Node(NodeId::Coordinator), .. })
 }
 
 /// A core that serves nothing.
@@ -70,34 +129,6 @@ struct Spare {
     number: Option<u32>,
     coordinator: Link,
     copy: Option<CopyOf>,
-    /// The shard that was served here before, for frames of it that still wait to be sent.
-    former: Option<Former>,
-}
-
-/// A shard that is served elsewhere now.
-#[derive(Debug)]
-struct Former {
-    shard: Box<Shard>,
-    /// Its frames have left by then, or never will.
-    until: Time,
-}
-
-/// A copy of a shard, as far as it is here.
-#[derive(Debug)]
-struct CopyOf {
-    id: ShardId,
-    /// To the process that serves it.
-    primary: Link,
-    /// That process, once the image is here.
-    writer: ProcessId,
-    /// What has come of the image.
-    image: Vec<u8>,
-    /// The shard, once its image is here, and how many entries of the log it has.
-    shard: Option<(Box<Shard>, u64)>,
-    /// The time of the last entry.
-    time: Time,
-    /// The process that serves the shard was told of so many entries.
-    told: Option<u64>,
 }
 
 impl Replica {
@@ -109,7 +140,7 @@ impl Replica {
 
     /// A data core that serves this shard.
     pub fn serving(now: Time, shard: Shard, config: ShardConfig, registry: Arc<Registry>) -> Replica {
-        let coordinator = Link::new(now, NodeId::Coordinator, config.coordinator.clone());
+        let coordinator = Link::new(now, NodeId::Coordinator, Addresses::list(&config.coordinator));
         Replica {
             config,
             registry,
@@ -120,10 +151,10 @@ impl Replica {
                 epoch: 0,
                 has_timeout: false,
                 beginning: BTreeMap::new(),
+                severed: BTreeMap::new(),
             }),
             shift: 0,
             connections: BTreeSet::new(),
-            blank: Vec::new(),
             outputs: Outbox::default(),
             stopped: false,
         }
@@ -177,20 +208,14 @@ impl Replica {
 
     /// Something happens to the shard that is served here.
     fn happen(&mut self, now: Time, event: Event<'_>) {
-        match &event {
-            Event::Accepted(hello, _) => {
-                if let Some(caller) = hello.caller() {
-                    self.connections.insert(hello.connection(caller));
-                }
-            }
-            Event::Connected(connection, _) => drop(self.connections.insert(*connection)),
-            Event::Disconnected(connection, _) => drop(self.connections.remove(connection)),
-            Event::Frame(..) | Event::Timeout | Event::Written(..) => {}
-        }
+        note_connections(&event, &mut self.connections);
         let at = self.shifted(now);
         let Mode::Serving(serving) = &mut self.mode else { return };
         if serving.log.is_empty() {
             return event.apply(at, &mut serving.shard);
+        }
+        if let Event::Disconnected(connection, _) = &event {
+            *serving.severed.entry(*connection).or_default() += 1;
         }
         for (copy, frame) in serving.log.append(now, event.encode(at)) {
             self.outputs.push_back(Output::send(NodeId::Spare(copy), frame));
@@ -200,20 +225,32 @@ impl Replica {
 
     /// Applies the inputs that copies have, and tells the coordinator what is new about them.
     fn advance(&mut self, now: Time) {
-        let Mode::Serving(Serving { shard, log, epoch, has_timeout, .. }) = &mut self.mode else { return };
-        while let Some(entry) = log.take_ready() {
+        let Mode::Serving(serving) = &mut self.mode else { return };
+        while let Some(entry) = serving.log.take_ready() {
             let (at, event) = Event::decode(&entry).expect("this process wrote it");
             if matches!(event, Event::Timeout) {
-                *has_timeout = false;
+                serving.has_timeout = false;
             }
-            event.apply(at, shard);
+            let ended = match &event {
+                Event::Disconnected(connection, _) => Some(*connection),
+                _ => None,
+            };
+            event.apply(at, &mut serving.shard);
+            serving.take_outputs(&mut self.outputs);
+            if let Some(connection) = ended
+                && let Some(count) = serving.severed.get_mut(&connection)
+            {
+                *count -= 1;
+                serving.severed.retain(|_, count| *count > 0);
+            }
         }
-        while let Some(process) = log.poll_in_sync(*epoch) {
-            let message = Control::Copied { process, epoch: *epoch };
+        let Serving { log, epoch, .. } = serving;
+        while let Some((copy, bytes)) = log.poll_in_sync(*epoch) {
+            let message = Control::Copied { copy, epoch: *epoch, bytes };
             self.outputs.push_back(Output::send(NodeId::Coordinator, frame(Kind::Control, &message)));
         }
-        while let Some(process) = log.poll_lost(now) {
-            let message = Control::CopyLost { process };
+        while let Some(copy) = log.poll_lost(now) {
+            let message = Control::CopyLost { copy };
             self.outputs.push_back(Output::send(NodeId::Coordinator, frame(Kind::Control, &message)));
         }
     }
@@ -234,8 +271,8 @@ impl Replica {
                 let served = id.and_then(|id| plan.served(id));
                 let known = serving.shard.epoch();
                 match served {
-                    Some(ServedShard { process, .. }) if *process != own && known > 0 => {
-                        self.retire(now);
+                    Some(served) if served.process != own && known > 0 => {
+                        self.retire(now, Some(served));
                         return false;
                     }
                     Some(ServedShard { shard, process, .. }) if *process != own => {
@@ -250,14 +287,14 @@ impl Replica {
             }
             Control::Change { epoch, change } => {
                 serving.epoch = serving.epoch.max(*epoch);
-                if let Change::Served { shard, process, copy, .. } = change
-                    && Some(*shard) == id
+                if let Some(served) = change.served(*epoch)
+                    && Some(served.shard) == id
                 {
-                    if *process != own {
-                        self.retire(now);
+                    if served.process != own {
+                        self.retire(now, Some(&served));
                         return false;
                     }
-                    self.keep(*copy, *epoch);
+                    self.keep(served.copy, *epoch);
                 }
             }
             Control::Patience { seconds } => {
@@ -274,18 +311,19 @@ impl Replica {
     }
 
     /// The coordinator has said which copy can take over. Others begin anew, if they are still wanted.
-    fn keep(&mut self, copy: Option<ProcessId>, since: u32) {
+    fn keep(&mut self, copy: Option<CopyId>, since: u32) {
         let Mode::Serving(serving) = &mut self.mode else { return };
         for number in serving.log.keep(copy, since) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Spare(number).into() });
         }
     }
 
-    /// The shard is served by another process: this core has nothing to say about it any more.
-    fn retire(&mut self, now: Time) {
+    /// The shard is served by another process: this core has nothing to say about it any more, and may have its copy.
+    fn retire(&mut self, now: Time, served: Option<&ServedShard>) {
+        let at = self.shifted(now);
         let Mode::Serving(Serving { coordinator, .. }) = &self.mode else { return };
         let coordinator = coordinator.anew(now);
-        let spare = Spare { number: None, coordinator, copy: None, former: None };
+        let spare = Spare { number: None, coordinator, copy: None };
         let serving = match std::mem::replace(&mut self.mode, Mode::Spare(spare)) {
             Mode::Serving(serving) => serving,
             spare => return self.mode = spare,
@@ -296,15 +334,40 @@ impl Replica {
         };
         let copies: Vec<ConnectionId> =
             serving.log.connected().map(|number| NodeId::Spare(number).into()).collect();
-        for connection in std::mem::take(&mut self.connections).into_iter().chain(copies) {
+        // Frames that wait refer to the shard's memory.
+        let connections = std::mem::take(&mut self.connections);
+        self.outputs.retain(|output| !matches!(output, Output::Send { to, .. } if connections.contains(to)));
+        let coordinator = ConnectionId::from(NodeId::Coordinator);
+        for connection in connections.iter().copied().filter(|connection| *connection != coordinator) {
+            self.outputs.push_back(Output::Abandon { connection });
+        }
+        for connection in copies.into_iter().chain([coordinator]) {
             self.outputs.push_back(Output::Disconnect { connection });
         }
-        self.outputs.push_back(Output::Disconnect { connection: NodeId::Coordinator.into() });
         self.outputs.push_back(Output::Log(Level::Info, line));
         self.shift = 0;
         self.config.server = None;
+        let wanted = served.and_then(|served| Some((served, served.copy?)));
+        if let Some((served, copy)) = wanted.filter(|(_, copy)| copy.process == self.config.process) {
+            self.connections = connections;
+            self.keep_own(now, at, serving, served, copy.order);
+        }
+    }
+
+    /// The shard that was served here remains as a copy of itself, until there is another.
+    fn keep_own(&mut self, now: Time, at: Time, serving: Serving, served: &ServedShard, order: u64) {
+        let Serving { mut shard, log, .. } = serving;
+        discard(&mut shard);
+        let (first, entries) = log.into_unapplied();
+        // The shard knows those of which it has not heard that they ended.
+        for entry in &entries {
+            if let Ok((_, Event::Disconnected(connection, _))) = Event::decode(entry) {
+                self.connections.insert(connection);
+            }
+        }
+        let copy = CopyOf::of_own((now, at), served, order, shard, Former { first, entries });
         if let Mode::Spare(spare) = &mut self.mode {
-            spare.former = Some(Former { shard: serving.shard, until: now + limits::LAST_FRAMES });
+            spare.copy = Some(copy);
         }
     }
 
@@ -313,22 +376,22 @@ impl Replica {
         if let Mode::Serving(serving) = &self.mode {
             if serving.shard.epoch() > 0 {
                 // Everything else begins anew, with a connection of its own to the coordinator.
-                return self.retire(now);
+                return self.retire(now, None);
             }
             self.config.server = None;
-            let coordinator = Link::new(now, NodeId::Coordinator, self.config.coordinator.clone());
-            self.mode = Mode::Spare(Spare { number: None, coordinator, copy: None, former: None });
+            let coordinator = Link::new(now, NodeId::Coordinator, Addresses::list(&self.config.coordinator));
+            self.mode = Mode::Spare(Spare { number: None, coordinator, copy: None });
         }
         let Mode::Spare(spare) = &mut self.mode else { return };
-        let is_same = spare.number.replace(number) == Some(number);
+        let former = spare.number.replace(number);
         spare.coordinator.connected();
         // A copy is known by its number to the process that serves the shard.
-        if let Some(copy) = spare.copy.take_if(|_| !is_same) {
+        if let Some(copy) = spare.copy.take_if(|_| former.is_some_and(|former| former != number)) {
             self.outputs.push_back(Output::Disconnect { connection: copy.primary.connection() });
         }
-        let kept = spare.copy.as_ref().filter(|copy| copy.shard.is_some()).map(|copy| copy.id);
-        if let Some(shard) = kept {
-            self.tell_coordinator(&Control::Kept { shard });
+        let kept = spare.copy.as_ref().filter(|copy| copy.shard.is_some());
+        if let Some(message) = kept.map(|copy| Control::Kept { shard: copy.id, order: copy.order }) {
+            self.tell_coordinator(&message);
         }
         self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
@@ -336,15 +399,12 @@ impl Replica {
     fn hear_spare(&mut self, now: Time, message: Control) {
         let Mode::Spare(spare) = &mut self.mode else { return };
         match message {
-            Control::Keep { shard: id, from } => {
+            Control::Keep { shard: id, from, order, moves } => {
                 if let Some(copy) = spare.copy.take() {
                     self.outputs.push_back(Output::Disconnect { connection: copy.primary.connection() });
                 }
                 let primary = Link::new(now, NodeId::Shard(id), from);
-                let (image, shard) = (Vec::new(), None);
-                let copy =
-                    CopyOf { id, primary, writer: ProcessId(0), image, shard, time: Time::ZERO, told: None };
-                spare.copy = Some(copy);
+                spare.copy = Some(CopyOf::ordered(id, order, primary, moves));
                 self.handle_timeout(now);
             }
             Control::Promote(plan) => self.promote(now, *plan),
@@ -361,33 +421,38 @@ impl Replica {
     fn promote(&mut self, now: Time, plan: Plan) {
         let Mode::Spare(spare) = &mut self.mode else { return };
         let coordinator = spare.coordinator.clone();
-        let Some(CopyOf { id, shard: Some((mut shard, _)), time, primary, .. }) = spare.copy.take() else {
+        let Some(CopyOf { id, shard: Some((mut shard, has)), time, primary, .. }) = spare.copy.take() else {
             return self.log("was asked to serve a shard of which no copy is here".into());
         };
         for connection in [primary.connection(), NodeId::Coordinator.into()] {
             self.outputs.push_back(Output::Disconnect { connection });
         }
         self.shift = i64::try_from(i128::from(time.0) - i128::from(now.0)).unwrap_or(0);
-        // The core's own number stays: it tells the spare cores of a process apart.
-        let config = ShardConfig { server: Some(id.server), core: id.core, ..self.config.clone() };
         let why = Lost::Broken(format!("{id} is served by another process"));
         let mut connections = std::mem::take(&mut self.connections);
         connections.insert(NodeId::Coordinator.into());
-        connections.into_iter().for_each(|connection| shard.handle_disconnected(time, connection, &why));
-        discard(&mut shard);
-        let epoch = plan.epoch;
-        shard.take_over(time, config, plan);
+        let ends = connections.into_iter().map(|connection| Event::Disconnected(connection, why.clone()));
+        let (epoch, served) = (plan.epoch, plan.served(id).cloned());
+        let mut log = Log::of_epoch(served.as_ref().map_or(epoch, |served| served.since));
+        let mut entries = vec![Event::Follows(has).encode(time)];
+        for event in ends.chain([Event::TakenOver(Box::new(plan))]) {
+            discard(&mut shard);
+            entries.push(event.encode(time));
+            event.apply(time, &mut shard);
+        }
+        if let Some(copy) = served.and_then(|served| served.copy) {
+            log.await_former(now, copy, epoch, entries);
+        }
         self.outputs.push_back(Output::Log(Level::Info, format!("serves {id} from now on")));
-        // Whoever gets frames of the former shard has them by now, or blanks.
-        self.blank = vec![0; limits::MAX_DATA_BYTES];
         shard.set_patience(coordinator.patience());
         self.mode = Mode::Serving(Serving {
             shard,
             coordinator: coordinator.anew(now),
-            log: Log::of_epoch(epoch),
+            log,
             epoch,
             has_timeout: false,
             beginning: BTreeMap::new(),
+            severed: BTreeMap::new(),
         });
     }
 
@@ -397,62 +462,45 @@ impl Replica {
         let Mode::Spare(Spare { copy: Some(copy), coordinator, .. }) = mode else { return Ok(()) };
         match header.kind {
             Kind::Image => {
-                copy.image.extend_from_slice(payload);
-                if header.flags.has(Flags::LAST) {
-                    let image = ShardImage::decode(&std::mem::take(&mut copy.image))?;
-                    let config =
-                        ShardConfig { server: Some(copy.id.server), core: copy.id.core, ..config.clone() };
-                    (copy.time, copy.writer) = (Time(header.clock), ProcessId(header.landing));
-                    let mut shard = Shard::from_image(copy.time, config, registry.clone(), image)?;
-                    shard.set_patience(coordinator.patience());
-                    connections.clear();
-                    copy.shard = Some((Box::new(shard), header.request));
-                    copy.told = None;
-                }
+                let Some(image) = copy.take_image(header, payload)? else { return Ok(()) };
+                let config =
+                    ShardConfig { server: Some(copy.id.server), core: copy.id.core, ..config.clone() };
+                let mut shard = Shard::from_image(copy.time, config, registry.clone(), image)?;
+                shard.set_patience(coordinator.patience());
+                connections.clear();
+                copy.begin(shard, header.request);
+                Ok(())
             }
-            Kind::Entry => {
-                let Some((shard, has)) = &mut copy.shard else { return Ok(()) };
-                if header.request != *has {
-                    return Err(format!("entry {} came where {has} was due", header.request));
-                }
-                let (at, event) = Event::decode(payload)?;
-                *has += 1;
-                copy.time = at;
-                match &event {
-                    Event::Accepted(hello, _) => {
-                        let name = hello.caller().map(|caller| hello.connection(caller));
-                        connections.extend(name);
-                    }
-                    Event::Connected(connection, _) => drop(connections.insert(*connection)),
-                    Event::Disconnected(connection, _) => drop(connections.remove(connection)),
-                    Event::Frame(..) | Event::Timeout | Event::Written(..) => {}
-                }
-                event.apply(at, shard);
-                discard(shard);
-            }
-            kind => return Err(format!("a copy does not take {kind:?} frames")),
+            Kind::Entry => copy.take_entry(header.request, payload, connections),
+            kind => Err(format!("a copy does not take {kind:?} frames")),
         }
-        Ok(())
     }
 
     /// A copy connects. One that lacks what is not in the log any more begins with an image, for which all other connections end: the
     /// shard and its copy are the same from then on.
     fn accept_copy(&mut self, now: Time, party: CopyHello) -> Result<Welcome, Refusal> {
         let refuse = |reason: &str| Err(Refusal { reason: reason.into(), retry: true });
-        let CopyHello { process, number, shard, has } = party;
+        let CopyHello { copy, number, shard, has, moves } = party;
         let Mode::Serving(serving) = &mut self.mode else { return refuse("this core serves no shard") };
         if serving.shard.id() != Some(shard) || serving.shard.epoch() == 0 {
             return refuse("this core does not serve that shard");
         }
         let to = ConnectionId::from(NodeId::Spare(number));
-        let welcome = Welcome { you: NodeId::Spare(number), incarnation: process.0, session: 0 };
-        if let Some(has) = has.filter(|has| serving.log.can_resume(number, process, *has)) {
+        let welcome = Welcome { you: NodeId::Spare(number), incarnation: copy.process.0, session: 0 };
+        serving.log.meet(number, copy);
+        if let Some(has) = has.filter(|has| serving.log.can_resume(number, copy, *has)) {
             for frame in serving.log.resume(now, number, has) {
                 self.outputs.push_back(Output::Send { to, frame, priority: None });
             }
             return Ok(welcome);
         }
-        serving.beginning.insert(number, process);
+        if !serving.log.admit(number, copy) {
+            self.advance(now);
+            return refuse("the coordinator is about to say whether this copy is still wanted");
+        }
+        let lull = moves.then(|| Lull::new(now));
+        serving.beginning.insert(number, Beginning { copy, is_move: moves, lull });
+        self.advance(now);
         self.begin_copies(now);
         Ok(welcome)
     }
@@ -460,16 +508,26 @@ impl Replica {
     /// Sends images to copies that wait for one, once that can be. Nobody else is taken in until then.
     fn begin_copies(&mut self, now: Time) {
         let is_ready = |mode: &Mode| match mode {
-            Mode::Serving(serving) => !serving.beginning.is_empty() && serving.log.is_applied(),
+            Mode::Serving(serving) => {
+                let is_wanted = !serving.beginning.is_empty() && !serving.awaits_lull();
+                is_wanted && serving.log.is_applied()
+            }
             Mode::Spare(_) => false,
         };
+        if let Mode::Serving(serving) = &mut self.mode {
+            serving.look_for_lull(now, false);
+        }
         if !is_ready(&self.mode) {
             return;
         }
         // Other copies see the same, by the log, and are waited for.
         while let Some(connection) = self.connections.first().copied() {
-            self.outputs.push_back(Output::Disconnect { connection });
+            // At once, since frames that wait refer to the shard's memory, and the shard may be on its way elsewhere.
+            self.outputs.push_back(Output::Abandon { connection });
             self.handle_disconnected(now, connection, &Lost::Broken("the shard is copied".into()));
+        }
+        if self.shard().is_some_and(Shard::exceeds_image) {
+            self.happen(now, Event::Imaged);
         }
         if !is_ready(&self.mode) {
             return;
@@ -477,8 +535,9 @@ impl Replica {
         let at = self.shifted(now);
         let Mode::Serving(serving) = &mut self.mode else { return };
         let image = serving.shard.image().encode();
-        for (number, process) in std::mem::take(&mut serving.beginning) {
-            let next = serving.log.begin(number, process);
+        for (number, Beginning { copy, is_move, .. }) in std::mem::take(&mut serving.beginning) {
+            let rests_until = is_move.then(|| now + limits::MOVE_REST);
+            let next = serving.log.begin(number, copy, image.len(), rests_until);
             let pieces = image.len().div_ceil(limits::MAX_DATA_BYTES).max(1);
             for (piece, bytes) in image.chunks(limits::MAX_DATA_BYTES).enumerate() {
                 let flags = if piece + 1 == pieces { Flags::LAST } else { Flags::default() };
@@ -514,15 +573,11 @@ impl Replica {
 /// The words of a copy that says hello.
 #[derive(Debug, Clone, Copy)]
 struct CopyHello {
-    process: ProcessId,
+    copy: CopyId,
     number: u32,
     shard: ShardId,
     has: Option<u64>,
-}
-
-/// A copy says nothing to anybody.
-fn discard(shard: &mut Shard) {
-    while shard.poll_output().is_some() {}
+    moves: bool,
 }
 
 impl Role for Replica {
@@ -534,16 +589,20 @@ impl Role for Replica {
     }
 
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
-        if let Party::Copy { process, number, shard, has } = hello.from
+        if let Party::Copy { copy, number, shard, has, moves } = hello.from
             && hello.job == self.config.job
         {
-            return self.accept_copy(now, CopyHello { process, number, shard, has });
+            return self.accept_copy(now, CopyHello { copy, number, shard, has, moves });
         }
         let Mode::Serving(serving) = &mut self.mode else {
             return Err(Refusal { reason: "this core serves no shard yet".into(), retry: true });
         };
-        if !serving.beginning.is_empty() {
+        // A round that is to close needs all of its workers.
+        if !serving.beginning.is_empty() && !serving.awaits_lull() {
             return Err(Refusal { reason: "the shard is about to be copied".into(), retry: true });
+        }
+        if serving.log.is_resting() {
+            return Err(Refusal { reason: "the shard moves to another server".into(), retry: true });
         }
         let welcome = serving.shard.check_hello(hello)?;
         self.happen(now, Event::Accepted(hello.clone(), welcome.clone()));
@@ -559,11 +618,12 @@ impl Role for Replica {
                 if connection == copy.primary.connection() =>
             {
                 let has = copy.shard.as_ref().map(|(_, has)| *has);
-                Party::Copy { process: *process, number: *number, shard: copy.id, has }
+                let id = CopyId { process: *process, order: copy.order };
+                Party::Copy { copy: id, number: *number, shard: copy.id, has, moves: copy.moves }
             }
             Mode::Spare(_) => Party::Shard { process: *process, server: None, core: *core, cores: *cores },
         };
-        Hello { job: job.clone(), from, incarnation: process.0 }
+        Hello { job: job.clone(), from, incarnation: process.0, to: None }
     }
 
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
@@ -576,11 +636,14 @@ impl Role for Replica {
             Mode::Serving(serving) => {
                 serving.coordinator.connected();
                 serving.log.tell_again();
-                if !serving.log.is_applied() {
-                    // The shard says so too, once it hears of the connection.
+                self.happen(now, Event::Connected(connection, welcome.clone()));
+                if let Mode::Serving(serving) = &self.mode
+                    && !serving.log.is_applied()
+                {
+                    // The shard will hear of the connection, and register, when a copy has that; only the coordinator can say that this
+                    // copy need not be waited for.
                     self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
                 }
-                self.happen(now, Event::Connected(connection, welcome.clone()));
             }
             Mode::Spare(spare) => {
                 if let Some(copy) = spare.copy.as_mut().filter(|copy| copy.primary.connection() == connection)
@@ -645,7 +708,11 @@ impl Role for Replica {
                     self.happen(now, Event::Frame(connection, *header, payload));
                 }
             }
-            (Mode::Serving(_), _) => self.happen(now, Event::Frame(connection, *header, payload)),
+            (Mode::Serving(_), _) => {
+                self.happen(now, Event::Frame(connection, *header, payload));
+                // It may have closed the round that a move waited for.
+                self.begin_copies(now);
+            }
             (Mode::Spare(_), ConnectionId::Node(NodeId::Coordinator)) => {
                 match control::decode("control message", payload) {
                     Ok(message) => self.hear_spare(now, message),
@@ -698,6 +765,7 @@ impl Role for Replica {
                 if let Some(sentence) = coordinator.overdue(now) {
                     return self.stop(Some(sentence));
                 }
+                log.rouse(now);
                 let is_due = shard.next_timeout().is_some_and(|due| due <= at);
                 if log.is_empty() {
                     shard.handle_timeout(at);
@@ -712,10 +780,7 @@ impl Role for Replica {
             Mode::Spare(spare) => {
                 self.outputs.extend(spare.coordinator.poll(now));
                 let overdue = spare.coordinator.overdue(now);
-                if spare.former.take_if(|former| former.until <= now).is_some() {
-                    self.blank = vec![0; limits::MAX_DATA_BYTES];
-                }
-                if let Some(copy) = &mut spare.copy {
+                if let Some(copy) = spare.copy.as_mut().filter(|_| spare.number.is_some()) {
                     self.outputs.extend(copy.primary.poll(now));
                 }
                 // The coordinator has another use for this core, once the process that served the shard is gone.
@@ -732,15 +797,19 @@ impl Role for Replica {
             return None;
         }
         match &self.mode {
-            Mode::Serving(Serving { shard, coordinator, log, has_timeout, .. }) => {
+            Mode::Serving(serving) => {
+                let Serving { shard, coordinator, log, has_timeout, beginning, .. } = serving;
                 let own = shard.next_timeout().filter(|_| !*has_timeout);
                 let own = own.map(|at| Time(at.0.saturating_add_signed(self.shift.saturating_neg())));
-                own.into_iter().chain(log.next_timeout()).chain(coordinator.next_timeout()).min()
+                // An image that waits for inputs alone needs no timer.
+                let lull = beginning.values().filter_map(|copy| copy.lull);
+                let moves = lull.map(|lull| lull.deadline(serving.rounds()));
+                own.into_iter().chain(moves).chain(log.next_timeout()).chain(coordinator.next_timeout()).min()
             }
             Mode::Spare(spare) => {
-                let primary = spare.copy.as_ref().and_then(|copy| copy.primary.next_timeout());
-                let former = spare.former.as_ref().map(|former| former.until);
-                spare.coordinator.next_timeout().into_iter().chain(primary).chain(former).min()
+                let copy = spare.copy.as_ref().filter(|_| spare.number.is_some());
+                let primary = copy.and_then(|copy| copy.primary.next_timeout());
+                spare.coordinator.next_timeout().into_iter().chain(primary).min()
             }
         }
     }
@@ -751,9 +820,9 @@ impl Role for Replica {
         }
         match &mut self.mode {
             Mode::Serving(serving) => loop {
-                match serving.shard.poll_output()? {
-                    Output::Connect { connection: ConnectionId::Node(NodeId::Coordinator), .. } => {}
-                    output => return Some(output),
+                let output = serving.shard.poll_output()?;
+                if !is_own_business(&output) {
+                    return Some(output);
                 }
             },
             Mode::Spare(Spare { copy: Some(copy), .. }) => {
@@ -774,6 +843,19 @@ impl Role for Replica {
         self.outputs.bytes() + self.shard().map_or(0, Shard::backlog_bytes)
     }
 
+    fn awaits_silence(&self) -> bool {
+        let Mode::Serving(serving) = &self.mode else { return false };
+        let mut lulls = serving.beginning.values().filter_map(|copy| copy.lull);
+        lulls.any(|lull| lull.awaits_silence()) && serving.log.is_applied()
+    }
+
+    fn handle_silence(&mut self, now: Time) {
+        if let Mode::Serving(serving) = &mut self.mode {
+            serving.look_for_lull(now, true);
+            self.begin_copies(now);
+        }
+    }
+
     fn refresh(&self, header: &mut Header) {
         if let Some(shard) = self.shard() {
             shard.refresh(header);
@@ -781,14 +863,13 @@ impl Role for Replica {
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
-        let former = match &self.mode {
-            Mode::Serving(serving) => Some(&serving.shard),
-            Mode::Spare(spare) => spare.former.as_ref().map(|former| &former.shard),
-        };
-        match (former, body) {
-            (Some(shard), body) => shard.payload(body),
-            (None, Body::Stored { len, .. }) => &self.blank[..*len],
-            (None, body) => body.bytes().unwrap_or_default(),
+        match self.shard() {
+            Some(shard) => shard.payload(body),
+            // Last words to a peer that the shard had hung up on before it went elsewhere.
+            None => match body {
+                Body::Stored { len, .. } => &BLANK[..*len],
+                body => body.bytes().unwrap_or_default(),
+            },
         }
     }
 

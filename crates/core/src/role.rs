@@ -9,7 +9,8 @@
 //!   from where they live. A driver whose socket is full keeps the frame, not its bytes: it asks for the payload when it can
 //!   send it, after `refresh` has brought the header up to date. The bytes of one frame are all taken between two events.
 //! - *Bytes in*: `landing` says where payloads that are about to arrive belong, `handle_landed` that they are there.
-//! - *Flow*: `progress` orders the connections that can be read, `backlog_bytes` is the memory of outputs not yet polled.
+//! - *Flow*: `progress` orders the connections that can be read, `backlog_bytes` is the memory of outputs not yet polled, and
+//!   `handle_silence` says, to a role that awaits it, that they have left.
 //! - *Invariants*: `check`.
 //! - *Identity*: `node` and `hello`.
 
@@ -39,6 +40,7 @@ impl Frame {
             Body::Bytes(bytes) => size_of::<Frame>() + bytes.len(),
             // Others may have it too; who is last keeps it.
             Body::Counted(bytes) => size_of::<Frame>() + bytes.len(),
+            Body::Logged(bytes) => size_of::<Frame>() + bytes.len(),
             Body::Empty | Body::Shared { .. } | Body::Stored { .. } => size_of::<Frame>(),
         }
     }
@@ -53,6 +55,8 @@ pub enum Body {
     Bytes(Vec<u8>),
     /// Made once for several frames.
     Counted(Arc<[u8]>),
+    /// The same, of bytes that were gathered in a vector and are too many to be copied once more.
+    Logged(Arc<Vec<u8>>),
     /// In memory that lives as long as the frame does, whatever becomes of the request that it belongs to.
     Shared {
         /// The memory.
@@ -80,6 +84,7 @@ impl Body {
             Body::Empty => Some(&[]),
             Body::Bytes(bytes) => Some(bytes),
             Body::Counted(bytes) => Some(bytes),
+            Body::Logged(bytes) => Some(bytes),
             Body::Shared { buffer, start, len } => Some(&buffer.as_bytes()[*start..*start + *len]),
             Body::Stored { .. } => None,
         }
@@ -140,6 +145,11 @@ pub enum Output {
         /// The connection.
         connection: ConnectionId,
     },
+    /// Close a connection at once: frames that wait on it are dropped, since what they refer to is gone.
+    Abandon {
+        /// The connection.
+        connection: ConnectionId,
+    },
     /// Take connections of others from now on. The driver answers with `handle_listening`.
     Listen,
     /// Start another data core in this process.
@@ -192,6 +202,12 @@ impl Outbox {
         Some(output)
     }
 
+    /// Drops outputs that are not to be carried out any more.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(&Output) -> bool) {
+        self.outputs.retain(is_kept);
+        self.bytes = self.outputs.iter().map(cost).sum();
+    }
+
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.outputs.is_empty()
@@ -220,6 +236,7 @@ fn cost(output: &Output) -> usize {
         // What a checkpoint copied is the archive's from here on.
         Output::Connect { .. }
         | Output::Disconnect { .. }
+        | Output::Abandon { .. }
         | Output::Listen
         | Output::StartCore
         | Output::Archive(_)
@@ -330,6 +347,15 @@ pub trait Role {
     fn backlog_bytes(&self) -> usize {
         0
     }
+
+    /// Whether the role wants to be told when everything that it said has left.
+    fn awaits_silence(&self) -> bool {
+        false
+    }
+
+    /// Outputs are carried out, and no frame waits on any connection. A driver calls this once a role awaits it ([`Role::awaits_silence`])
+    /// and it is so.
+    fn handle_silence(&mut self, _now: Time) {}
 
     /// Brings the header of a frame that had to wait up to date with what its payload is now. Only frames whose bytes are in
     /// the role's own memory ([`Body::Stored`]) can have changed, and drivers ask for no others.

@@ -36,8 +36,8 @@ use crate::types::{
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{FromWorker, Init, Pull, Subject, has_fitting_type};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal, Standing,
-    Welcome,
+    Cause, Change, Control, Fault, FilePart, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
+    Standing, Welcome,
 };
 
 use aggregators::Aggregators;
@@ -131,6 +131,16 @@ impl Shard {
         }
     }
 
+    /// Whether gradients are here that no step was made with yet: an image has sums of them beside the parameters.
+    pub(crate) fn is_in_a_round(&self) -> bool {
+        self.tables.are_in_a_round()
+    }
+
+    /// Whether sums of gradients are here that no step was made with yet.
+    pub(crate) fn has_sums(&self) -> bool {
+        self.tables.have_sums()
+    }
+
     /// The shard that an image was made of, in a process of this configuration, which is about to connect to the coordinator. Times in the
     /// image are on the clock of the process that made it, and so is `now`. The error says why there can be no such shard.
     pub fn from_image(
@@ -159,6 +169,16 @@ impl Shard {
         shard.plan = Some(plan);
         shard.links.follow(id, &mut shard.tables);
         Ok(shard)
+    }
+
+    /// Whether it would send other frames than a shard that is made of its image.
+    pub(crate) fn exceeds_image(&self) -> bool {
+        self.delivery.exceeds_image()
+    }
+
+    /// Drops what an image does not keep, so that this shard and one that is made of its image stay the same.
+    pub(crate) fn reduce_to_image(&mut self) {
+        self.delivery.reduce_to_image();
     }
 
     /// Takes over parameters of a table and the state of their optimizer, as far as they are here. The error says why that cannot be; the
@@ -195,6 +215,11 @@ impl Shard {
         self.tables.memory_bytes() + self.delivery.log_bytes()
     }
 
+    /// The job's plan, as of the epoch that this shard has entered.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
     /// The epoch of the job's plan that this shard has entered; 0 before the first.
     pub fn epoch(&self) -> u32 {
         self.plan.as_ref().map_or(0, |plan| plan.epoch)
@@ -227,6 +252,9 @@ impl Shard {
             Control::Checkpoint(order) if self.plan.is_some() => {
                 let message = self.checkpoints.follow(order, &mut self.tables);
                 message.iter().for_each(|message| self.tell_coordinator(message));
+            }
+            Control::CheckpointRead(place) => {
+                self.outputs.push_back(Output::Archive(Box::new(Request::Read(place))));
             }
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
@@ -726,6 +754,12 @@ impl Shard {
         if self.plan.is_none() {
             return refuse("this server has no plan yet".into(), true);
         }
+        // The caller's plan is older or newer than this core's use.
+        if let (Some(to), Some(id)) = (hello.to, self.id())
+            && to != id
+        {
+            return refuse(format!("{id} is served here, and not {to}"), true);
+        }
         let mut session = 0;
         match (you, hello.from) {
             (NodeId::Aggregator(id), Party::Aggregator { process, .. }) => {
@@ -769,9 +803,8 @@ impl Shard {
         self.coordinator.set_patience(patience);
     }
 
-    /// This process takes over from the one that served the shard before, by this plan.
-    pub(crate) fn take_over(&mut self, now: Time, config: ShardConfig, plan: Plan) {
-        self.config = config;
+    /// Another process takes over from the one that served the shard before, by this plan.
+    pub(crate) fn take_over(&mut self, now: Time, plan: Plan) {
         // What was copied for a checkpoint was the former process' to write. The coordinator says the order again.
         self.checkpoints = Checkpoints::default();
         self.take_plan(now, plan);
@@ -842,7 +875,7 @@ impl Role for Shard {
     fn hello(&self, _connection: ConnectionId) -> Hello {
         let ShardConfig { job, process, server, core, cores, .. } = &self.config;
         let from = Party::Shard { process: *process, server: *server, core: *core, cores: *cores };
-        Hello { job: job.clone(), from, incarnation: process.0 }
+        Hello { job: job.clone(), from, incarnation: process.0, to: None }
     }
 
     fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, welcome: &Welcome) {
@@ -937,8 +970,9 @@ impl Role for Shard {
                 message.iter().for_each(|message| self.tell_coordinator(message));
             }
             Response::Restored(pieces) => self.take_restored(now, pieces),
-            // Manifests are the coordinator's.
-            Response::Completed { .. } => {}
+            Response::Read(place, part) => self.tell_coordinator(&FilePart::message(place, part)),
+            // Manifests are the coordinator's, and what workers keep is theirs.
+            Response::Completed { .. } | Response::Unpacked(_) | Response::Appended(..) => {}
         }
     }
 

@@ -32,6 +32,9 @@ pub struct WorkerReport {
     pub links: Option<LinksReport>,
     /// How long its application waited, and for whom.
     pub waited: Waited,
+    /// Shards that have not answered what its application waits for.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_UNANSWERED_REPORTED }>")]
+    pub unanswered: Vec<ShardId>,
 }
 
 /// How a worker got the parameters that it computed on.
@@ -179,6 +182,9 @@ pub struct TableReport {
     pub stats: crate::consistency::SyncStats,
     /// Pulls that wait, the longest first.
     pub waiting: Vec<WaitReport>,
+    /// Of a round that is open for long: the workers that it lacks.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_MISSING_REPORTED }>")]
+    pub missing: Vec<WorkerId>,
 }
 
 /// A pull that waits: who, since when, what would release it.
@@ -334,6 +340,8 @@ pub struct Status {
     pub shards: Vec<ShardReport>,
     /// Where every shard is served, and where its copy is.
     pub served: Vec<ServedStatus>,
+    /// Shards that have moved, and those that are to.
+    pub moves: MovesStatus,
     /// The tables that are packs, with the names of their layers.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
     pub packs: Vec<PackNames>,
@@ -345,6 +353,20 @@ pub struct Status {
     pub warnings: Vec<String>,
     /// How long all workers waited together, and for whom; of processes that died what they had told of.
     pub waited: Waited,
+    /// Members that live and make no progress while others wait for them.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WAIT_CAUSES }>")]
+    pub stalled: Vec<StalledStatus>,
+}
+
+/// A member that lives and makes no progress while others wait for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StalledStatus {
+    /// Its name, such as `worker 2`.
+    pub node: String,
+    /// For how long.
+    pub seconds: f64,
+    /// The members that wait for it, and what for.
+    pub holds_up: String,
 }
 
 /// Where a shard is served, and where its copy is.
@@ -358,6 +380,21 @@ pub struct ServedStatus {
     pub copy: Option<ServerId>,
     /// The server that a copy is being made on.
     pub copying: Option<ServerId>,
+    /// The server that it is to move to.
+    pub moving: Option<ServerId>,
+}
+
+/// Shards that moved from one server to another to balance their load, or away from one that is drained.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovesStatus {
+    /// Shards that have moved since the coordinator was started.
+    pub shards: u64,
+    /// Bytes that were sent for these: images of shards, and what happened to the shards until they had arrived.
+    pub bytes: u64,
+    /// Shards that are yet to move, with those under way.
+    pub planned: u32,
+    /// Shards that are being sent to their new servers.
+    pub under_way: u32,
 }
 
 impl Status {

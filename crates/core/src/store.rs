@@ -100,6 +100,13 @@ impl Buffer {
         Buffer::try_zeroed(len).expect("memory for a buffer")
     }
 
+    /// These values.
+    pub fn copy_of(values: &[f32]) -> Buffer {
+        let mut buffer = Buffer::zeroed(values.len());
+        buffer.as_mut_slice().copy_from_slice(values);
+        buffer
+    }
+
     /// Like [`Buffer::zeroed`], for lengths that others decide; `None` when the machine does not have so much memory.
     pub fn try_zeroed(len: usize) -> Option<Buffer> {
         let backing = if len < PAGE_ELEMENTS {

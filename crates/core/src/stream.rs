@@ -170,6 +170,13 @@ impl Stream {
         Stream { version, digest, is_between, ..Stream::default() }
     }
 
+    /// Whether it has more than its image: frames to send again, receivers, measured links.
+    pub(crate) fn exceeds_image(&self) -> bool {
+        let Stream { log, open, receivers, early, left, .. } = self;
+        let has_frames = !log.is_empty() || !open.frames.is_empty();
+        has_frames || !receivers.is_empty() || !early.is_empty() || !left.is_empty()
+    }
+
     /// A frame of the next version: everybody who is current gets it.
     pub(crate) fn publish(
         &mut self,

@@ -48,6 +48,15 @@ pub struct ShardId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessId(pub u64);
 
+/// A copy of a shard. A core that is told again to keep one makes another copy: what is said of the first does not hold for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CopyId {
+    /// The process that keeps it.
+    pub process: ProcessId,
+    /// The number of the coordinator's order to make it. No two orders of a job have the same one.
+    pub order: u64,
+}
+
 /// An aggregator's number, fixed for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AggregatorId(pub u32);
@@ -108,6 +117,12 @@ impl ConnectionId {
             }
             ConnectionId::LowerFor(id, _) => Some(NodeId::Aggregator(id)),
         }
+    }
+
+    /// Whether the peer is a copy, which says how far it has followed and asks for nothing: it is read from even while it does not take all that is
+    /// sent to it. What it says is what lets the shard go on.
+    pub fn is_copy(self) -> bool {
+        matches!(self, ConnectionId::Node(NodeId::Spare(_)))
     }
 
     /// Whether a reader is at the other end.

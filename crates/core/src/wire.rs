@@ -14,7 +14,8 @@ mod header;
 mod plan;
 
 pub use control::{
-    Cause, CheckpointOrder, CheckpointOutcome, Control, Fault, FirstClock, IdleWorker, Position, Relay, Route,
+    Cause, CheckpointOrder, CheckpointOutcome, Control, Fault, FilePart, FirstClock, IdleWorker, PartPlace,
+    Position, Relay, Route,
 };
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, Owner};
 pub use handshake::{Hello, Party, Refusal, Welcome};
@@ -24,7 +25,7 @@ pub use plan::{Change, Member, Plan, ServedShard, Standing, Switch};
 /// Bytes of a header, and the alignment of everything in a stream.
 pub const HEADER_BYTES: usize = 64;
 /// The protocol spoken by this release. Peers with another version are refused at connect.
-pub const WIRE_VERSION: u8 = 12;
+pub const WIRE_VERSION: u8 = 13;
 
 /// A payload's length on the wire.
 pub fn padded(payload_bytes: usize) -> usize {

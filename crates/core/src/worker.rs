@@ -18,6 +18,7 @@ mod fetch;
 mod gradient;
 mod holder;
 mod iteration;
+mod keeping;
 mod layout;
 mod links;
 mod local_table;
@@ -28,7 +29,9 @@ mod partial_pull;
 mod reporter;
 mod request;
 mod requests;
+mod restoring;
 mod rulings;
+mod saving;
 mod scheduler;
 mod session;
 mod slab;
@@ -51,6 +54,7 @@ pub use submission::Submission;
 pub use ticket::Ticket;
 
 use crate::address::Addresses;
+use crate::checkpoint::{Request as ArchiveRequest, Response, WorkerCut};
 use crate::consistency::Question;
 use crate::hands::Alone;
 use crate::landing::{Destination, Landing};
@@ -65,14 +69,19 @@ use crate::stream::Replica;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::waits::WaitCause;
-use crate::wire::{Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
+use crate::wire::{
+    Change, CheckpointOrder, Control, DType, Fault, FilePart, Header, Hello, Kind, Plan, Refusal, Welcome,
+};
 use crate::wire::{ack, control};
 use barriers::{Barriers, Said};
 use local_table::LocalTable;
 use missing::Missing;
 use request::Payload;
+use restoring::{Restoring, Step};
 use rulings::Rulings;
+use saving::{Position, Saving};
 use session::Session;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use submission::{Source, SubmissionKind};
@@ -90,6 +99,11 @@ pub struct Worker {
     rulings: Rulings,
     /// Whether its application makes the steps that the policy `local` asks for.
     steps_locally: bool,
+    saving: Saving,
+    /// What it takes over of a checkpoint before its start is complete.
+    restoring: Option<Restoring>,
+    /// The notes that it took over.
+    noted: BTreeMap<String, Vec<u8>>,
 }
 
 impl Worker {
@@ -103,6 +117,9 @@ impl Worker {
             idle: Said::default(),
             rulings: Rulings::default(),
             steps_locally: false,
+            saving: Saving::default(),
+            restoring: None,
+            noted: BTreeMap::new(),
         }
     }
 
@@ -217,7 +234,19 @@ impl Worker {
         self.traffic.tables().get(table).is_some_and(|local| local.has_pushed(self.traffic.current_clock()))
     }
 
+    /// What the application had noted under a name when the checkpoint was made that the job goes on from, in this rank or, where the job
+    /// has more workers now, in one of those that there were. Known once [`Worker::start`] is done.
+    pub fn noted(&self, name: &str) -> Option<&[u8]> {
+        self.noted.get(name).map(Vec::as_slice)
+    }
+
     // Requests of the application.
+
+    /// Has bytes saved with checkpoints from now on, in place of those that were noted under this name before; none are no note. A
+    /// checkpoint of a clock has what was noted when [`Worker::clock`] brought this worker there.
+    pub fn note(&mut self, name: &str, bytes: &[u8]) -> Result<(), WorkerError> {
+        self.saving.note(name, bytes)
+    }
 
     /// Declares a table with its initial values. All workers declare the same tables in the same order.
     pub fn declare(&mut self, spec: TableSpec, initial: Vec<f32>) -> Result<TableId, WorkerError> {
@@ -310,13 +339,16 @@ impl Worker {
                 local.name()
             )));
         }
+        self.save_before_push();
         let source = (index, Source::Given(gradient, missing));
         Ok(self.traffic.begin_submission(SubmissionKind::Push { want_params }, [source]))
     }
 
     /// Sends what a submission has prepared. On an error nothing is sent, and it has the slabs that it was begun with.
     pub fn finish(&mut self, now: Time, submission: &mut Submission<'_>) -> Result<Ticket, WorkerError> {
-        self.traffic.finish(&mut self.session, now, submission)
+        let finished = self.traffic.finish(&mut self.session, now, submission);
+        self.save();
+        finished
     }
 
     /// Asks for a table's parameters, or for some of its rows.
@@ -369,6 +401,7 @@ impl Worker {
             slab.check_lender(self.session.number())?;
             self.traffic.tables().find(slab.table())?.check_clock(self.traffic.current_clock())?;
         }
+        self.save_before_push();
         let sources = slabs.drain(..).map(|slab| (slab.table().0 as usize, Source::Slab(Some(slab))));
         Ok(self.traffic.begin_submission(SubmissionKind::Exchange, sources))
     }
@@ -416,6 +449,7 @@ impl Worker {
     /// it: it is known once the parameters are here, and [`Worker::current_clock`] says it.
     pub fn clock(&mut self) {
         self.traffic.clock(&mut self.session);
+        self.save();
     }
 
     /// Of a reader: the ticket is due when all tables are at this version, or a later one.
@@ -554,6 +588,7 @@ impl Worker {
         let mut tickets = Vec::with_capacity(tables.len());
         for table in tables {
             let kind = SubmissionKind::Push { want_params: false };
+            self.save_before_push();
             let mut submission = self.traffic.begin_submission(kind, [(table, Source::Held)]);
             submission.prepare(&Alone);
             tickets.push(self.finish(now, &mut submission)?);
@@ -578,13 +613,22 @@ impl Worker {
 
     /// Whether a ticket is due, and how it ended. `None`: wait on.
     pub fn outcome(&self, ticket: Ticket) -> Option<Result<(), WorkerError>> {
-        self.traffic.outcome(&self.session, ticket)
+        let outcome = self.traffic.outcome(&self.session, ticket);
+        outcome.filter(|outcome| outcome.is_err() || !self.is_restored_by(ticket))
+    }
+
+    /// Whether a ticket is that of a start which is not complete yet for what is taken over of a checkpoint.
+    fn is_restored_by(&self, ticket: Ticket) -> bool {
+        self.restoring.is_some() && self.traffic.tickets().start() == Some(ticket)
     }
 
     /// [`Worker::outcome`] for an application that goes on if it is due. What it reads does not change until its next push, and what
     /// is under way for a cache goes on without it: should that fail, this says so
     /// once of the next ticket of the table, which may then be waited for again, or of that of `leave`.
     pub fn conclude(&mut self, now: Time, ticket: Ticket) -> Option<Result<(), WorkerError>> {
+        if self.is_restored_by(ticket) && self.session.failure().is_none() {
+            return None;
+        }
         self.traffic.conclude(&self.session, now, ticket)
     }
 
@@ -726,6 +770,9 @@ impl Worker {
                     self.traffic.tickets_mut().answered(ticket);
                 }
             }
+            Control::Checkpoint(order) => self.take_order(order),
+            Control::CheckpointRead(place) => self.session.ask_archive(ArchiveRequest::Read(place)),
+            Control::CheckpointPart(part) => self.take_part(part),
             Control::Status(status) => self.traffic.tickets_mut().set_status(&status),
             Control::Policies(policies) => self.traffic.tickets_mut().set_policies(&policies),
             Control::Change { epoch, change } => self.take_change(now, epoch, &change),
@@ -762,6 +809,7 @@ impl Worker {
                 self.traffic.tables_mut().wait_for_exchanges();
             }
             if self.traffic.begin(&mut self.session, &self.registry, now, plan) {
+                self.begin_restoring();
                 self.handle_timeout(now);
             }
             return;
@@ -800,6 +848,102 @@ impl Worker {
         }
     }
 
+    // Checkpoints.
+
+    /// The coordinator orders a checkpoint.
+    fn take_order(&mut self, order: CheckpointOrder) {
+        if self.session.plan().is_none() || self.session.access() == Access::ReadOnly {
+            return;
+        }
+        let (clock, tables) = (self.traffic.current_clock(), self.traffic.tables_mut());
+        let (has_begun, keeps_back) = (tables.have_pushed(clock), tables.keep_back());
+        let position = Position { clock, has_begun, keeps_back };
+        let answer = self.saving.follow(order, position);
+        answer.iter().for_each(|message| self.session.tell_coordinator(message));
+        self.save();
+    }
+
+    /// Copies what this worker keeps, if it has come to the clock of an order and nothing of an earlier one is under way.
+    fn save(&mut self) {
+        let clock = self.traffic.current_clock();
+        let is_possible = self.saving.is_due(clock) && !self.traffic.tables().are_submitting();
+        let Some(id) = self.id().filter(|_| is_possible) else { return };
+        let kept = self.traffic.tables_mut().kept_back(clock);
+        match kept {
+            Ok(arrays) => {
+                let request = self.saving.take(self.session.job(), id, arrays);
+                request.into_iter().for_each(|request| self.session.ask_archive(request));
+            }
+            Err(why) => {
+                let answer = self.saving.fail(why);
+                answer.iter().for_each(|message| self.session.tell_coordinator(message));
+            }
+        }
+    }
+
+    /// The same before a gradient is pushed, after which it is too late.
+    fn save_before_push(&mut self) {
+        self.save();
+        let clock = self.traffic.current_clock();
+        if self.saving.is_due(clock) {
+            let answer = self.saving.miss(clock);
+            answer.iter().for_each(|message| self.session.tell_coordinator(message));
+        }
+    }
+
+    /// The plan is of a job that goes on from a checkpoint.
+    fn begin_restoring(&mut self) {
+        let (Some(id), Some(plan)) = (self.session.id(), self.session.plan()) else { return };
+        let takes_part = self.session.access() != Access::ReadOnly;
+        let resumed = plan.resumed.as_ref().filter(|_| takes_part);
+        self.restoring = resumed.and_then(|resumed| Restoring::new(resumed, id, plan.workers));
+        self.ask_for_part();
+    }
+
+    /// Asks for the next part of what it takes over.
+    fn ask_for_part(&mut self) {
+        if let Some(place) = self.restoring.as_ref().and_then(Restoring::place) {
+            self.session.tell_coordinator(&Control::CheckpointRead(place));
+        }
+    }
+
+    fn take_part(&mut self, part: FilePart) {
+        let Some(restoring) = &mut self.restoring else { return };
+        match restoring.take(part) {
+            Ok(Step::Ask(_)) => self.ask_for_part(),
+            Ok(Step::Unpack(request)) => self.session.ask_archive(request),
+            Ok(Step::Ignore) => {}
+            Err(why) => self.fail_to_restore(&why),
+        }
+    }
+
+    /// The driver has read what a worker kept.
+    fn take_unpacked(&mut self, unpacked: Result<Box<WorkerCut>, String>) {
+        let Some(restoring) = &mut self.restoring else { return };
+        let Some(wanted) = restoring.unpacked() else { return };
+        let WorkerCut { arrays, notes, .. } = match unpacked {
+            Ok(cut) => *cut,
+            Err(why) => return self.fail_to_restore(&why),
+        };
+        if wanted.takes_notes {
+            self.noted = notes;
+        }
+        for array in arrays.into_iter().filter(|_| wanted.takes_arrays) {
+            if let Err(why) = self.traffic.tables_mut().keep_again(array, wanted.is_own) {
+                return self.fail_to_restore(&format!("{}: {why}", wanted.file.name));
+            }
+        }
+        self.restoring.take_if(|restoring| restoring.is_over());
+        self.ask_for_part();
+    }
+
+    fn fail_to_restore(&mut self, why: &str) {
+        let Some(restoring) = self.restoring.take() else { return };
+        let folder = restoring.folder();
+        let sentence = control::sentence(format!("cannot go on from checkpoint {folder}: {why}"));
+        self.session.fail(WorkerError::NotAMember(sentence));
+    }
+
     fn send_declaration(&mut self) {
         let tables = self.traffic.tables().specs().cloned().collect();
         self.session.tell_coordinator(&Control::Declare { tables });
@@ -813,6 +957,7 @@ impl Worker {
         if declares && self.traffic.tickets().start().is_some() && self.session.plan().is_none() {
             self.send_declaration();
         }
+        self.ask_for_part();
         self.barriers.tell_again();
         self.idle.say_again();
         self.say_barriers();
@@ -843,6 +988,18 @@ impl Role for Worker {
 
     fn handle_listening(&mut self, _now: Time, addresses: Option<Addresses>) {
         self.session.set_reached(addresses);
+    }
+
+    fn handle_archived(&mut self, _now: Time, response: Response) {
+        match response {
+            Response::Written { folder, file } => {
+                let answer = self.saving.note_packed(&folder, file, self.traffic.current_clock());
+                answer.iter().for_each(|message| self.session.tell_coordinator(message));
+            }
+            Response::Read(place, part) => self.session.tell_coordinator(&FilePart::message(place, part)),
+            Response::Unpacked(unpacked) => self.take_unpacked(unpacked),
+            Response::Appended(..) | Response::Completed { .. } | Response::Restored(_) => {}
+        }
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {
@@ -945,8 +1102,8 @@ impl Role for Worker {
         self.session.handle_timeout(now);
         if self.session.coordinator().is_up() && self.traffic.report_due() <= now {
             let awaited = self.traffic.oldest_awaited(&self.session);
-            let waiting = awaited.map(|ticket| self.explain(now, ticket));
-            let report = self.traffic.take_report(now, waiting);
+            let awaited = awaited.map(|ticket| (ticket, self.explain(now, ticket)));
+            let report = self.traffic.take_report(now, awaited);
             self.session.tell_coordinator(&Control::WorkerReport(report));
             self.say_idle();
         }

@@ -42,8 +42,12 @@ fn is_refusal(output: &Output, worker: WorkerId) -> bool {
 fn greeted() -> (Coordinator, [NodeId; 2]) {
     let mut coordinator = coordinator(2, 1);
     let workers = [0, 1].map(|rank| {
-        let hello =
-            Hello { job: "test".into(), from: Party::Worker { rank: Some(WorkerId(rank)) }, incarnation: 0 };
+        let hello = Hello {
+            job: "test".into(),
+            from: Party::Worker { rank: Some(WorkerId(rank)) },
+            incarnation: 0,
+            to: None,
+        };
         coordinator.accept(Time::ZERO, &hello).expect("its rank is free").you
     });
     (coordinator, workers)
@@ -51,7 +55,7 @@ fn greeted() -> (Coordinator, [NodeId; 2]) {
 
 fn shard_hello(process: u64, server: Option<u32>, core: u32, cores: u32) -> Hello {
     let from = Party::Shard { process: ProcessId(process), server: server.map(ServerId), core, cores };
-    Hello { job: "test".into(), from, incarnation: process }
+    Hello { job: "test".into(), from, incarnation: process, to: None }
 }
 
 #[test]
@@ -115,7 +119,7 @@ fn thousands_of_barriers_and_queries_are_one_answer_or_a_refusal() {
 fn a_command_finds_its_place_though_others_hold_all_of_them() {
     let (mut coordinator, _) = greeted();
     let mut now = Time::ZERO;
-    let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+    let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0, to: None };
     let connect = |coordinator: &mut Coordinator, now| coordinator.accept(now, &hello).map(|it| it.you);
     let others: Vec<NodeId> =
         (0..limits::MAX_COMMANDS).map(|_| connect(&mut coordinator, now).unwrap()).collect();
@@ -148,7 +152,7 @@ fn incarnations_are_drawn_from_the_drivers_secret() {
         let mut coordinator = coordinator(16, secret);
         let join = |rank: u32| {
             let from = Party::Worker { rank: Some(WorkerId(rank)) };
-            let hello = Hello { job: "test".into(), from, incarnation: 0 };
+            let hello = Hello { job: "test".into(), from, incarnation: 0, to: None };
             coordinator.accept(Time::ZERO, &hello).unwrap().incarnation
         };
         (0..16).map(join).collect()
@@ -179,7 +183,7 @@ fn policies_that_train_badly_together_are_told_with_the_remedy() {
     };
     let shard = coordinator.accept(now, &shard_hello(1, Some(0), 0, 1)).unwrap().you;
     say(&mut coordinator, now, shard, &Control::Register { addresses: "a".into() });
-    let hello = Hello { job: "test".into(), from: Party::Worker { rank: None }, incarnation: 0 };
+    let hello = Hello { job: "test".into(), from: Party::Worker { rank: None }, incarnation: 0, to: None };
     let worker = coordinator.accept(now, &hello).unwrap().you;
     assert_eq!(coordinator.status(now).warnings, Vec::<String>::new());
     let tables = ["conv", "fc1", "fc2"].map(|name| TableSpec::dense(name, [20])).to_vec();
@@ -190,7 +194,7 @@ fn policies_that_train_badly_together_are_told_with_the_remedy() {
     assert_eq!(coordinator.status(now).warnings, told);
     say(&mut coordinator, now, shard, &Control::Entered { epoch: 1, joining: vec![], lacks_values: None });
 
-    let command = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+    let command = Hello { job: "test".into(), from: Party::Command, incarnation: 0, to: None };
     let command = coordinator.accept(now, &command).unwrap().you;
     let mut set = |axis, text: &str| {
         let rule = PolicyOverride::new("*", Policies::of([(axis, text)]));

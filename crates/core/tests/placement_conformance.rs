@@ -109,5 +109,5 @@ fn every_entry_is_described_and_refuses_what_it_does_not_know() {
         assert!(error.to_string().contains("colour"), "{error}");
     }
     let error = axis.build(&Spec::parse("random").unwrap()).unwrap_err().to_string();
-    assert_eq!(error, "unknown placement `random`; known: uniform, round_robin, greedy, heuristic");
+    assert_eq!(error, "unknown placement `random`; known: uniform, round_robin, greedy, heuristic, ranges");
 }

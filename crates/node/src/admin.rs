@@ -1,15 +1,16 @@
-//! Asking and setting things from outside a job: `paramill status`, `paramill set`, `paramill drain`.
+//! Asking and setting things from outside a job: `paramill status`, `paramill set`, `paramill drain`, `paramill rebalance`.
 
 use crate::transport::tcp;
 use crate::url::JobUrl;
+use paramill_core::checkpoint::Manifest;
 use paramill_core::limits;
 use paramill_core::policy::PolicyOverride;
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::Status;
-use paramill_core::types::ServerId;
+use paramill_core::types::{Clock, ServerId};
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
-    Control, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Refusal, WireError, padded,
+    Control, Fault, HEADER_BYTES, Header, Hello, Kind, PartPlace, Party, Refusal, WireError, padded,
 };
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -91,7 +92,7 @@ impl Admin {
         stream.set_write_timeout(Some(timeout))?;
         stream.set_nodelay(true)?;
         let mut admin = Admin { url: url.clone(), timeout, stream, last_used: Instant::now() };
-        let hello = Hello { job: url.job.clone(), from: Party::Command, incarnation: 0 };
+        let hello = Hello { job: url.job.clone(), from: Party::Command, incarnation: 0, to: None };
         admin.send(frame(Kind::Hello, &hello))?;
         match admin.receive()? {
             (Kind::Welcome, _) => Ok(admin),
@@ -126,11 +127,37 @@ impl Admin {
         }
     }
 
+    /// Spreads shards over the job's servers anew, by what they carry. The answer is a sentence, and comes before the moves do: a status tells
+    /// how far they are.
+    pub fn rebalance(&mut self) -> Result<String, AdminError> {
+        match self.ask(&Control::Rebalance)? {
+            Control::Done(sentence) => Ok(sentence),
+            other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
     /// Has the job make a checkpoint, and waits until that is complete. The answer is a sentence that names it.
     pub fn checkpoint(&mut self) -> Result<String, AdminError> {
         match self.ask(&Control::CheckpointRequest)? {
             Control::Done(sentence) => Ok(sentence),
             other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
+    /// Has the job make a checkpoint of which the files can be read, for as long as this connection lasts: of the clock at which all
+    /// workers rest, or of one that comes soon.
+    pub fn copy_checkpoint(&mut self, at: Option<Clock>) -> Result<Manifest, AdminError> {
+        match self.ask(&Control::CheckpointCopyRequest { at })? {
+            Control::CheckpointCopy(manifest) => Ok(*manifest),
+            other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
+    /// Reads a part of the checkpoint that was made last: what is left of the file, or as much as fits one message.
+    pub fn read_checkpoint(&mut self, place: PartPlace) -> Result<Vec<u8>, AdminError> {
+        match self.ask(&Control::CheckpointRead(place))? {
+            Control::CheckpointPart(part) => Ok(part.bytes),
+            other => Err(AdminError::Unexpected(format!("a `{}` message", other.name()))),
         }
     }
 
@@ -141,7 +168,10 @@ impl Admin {
         }
         self.last_used = Instant::now();
         self.send(frame(Kind::Control, message))?;
-        match self.receive()? {
+        let received = self.receive()?;
+        // An answer may take long, and what follows belongs to the same connection.
+        self.last_used = Instant::now();
+        match received {
             (Kind::Control, payload) => Ok(decode("control message", &payload)?),
             (Kind::Error, payload) => Err(AdminError::Failed(decode("error", &payload)?)),
             (kind, _) => Err(AdminError::Unexpected(format!("{kind:?}"))),

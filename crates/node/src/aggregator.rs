@@ -1,5 +1,6 @@
 //! Runs an aggregator: threads that share nothing, and stand between the workers of a host or rack and the servers.
 
+use crate::checkpoint::Place;
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::exhaustion;
@@ -131,6 +132,7 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
         )?,
         memory: SharedAllocator::new(),
         hub: config.memory.clone(),
+        elected: None,
     };
     let process = random_number();
     let (mut addresses, mut loops) = (Vec::new(), Vec::new());
@@ -172,7 +174,7 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
             stop: ending.stop.clone(),
             strangers: Strangers::new(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
-            archive: None,
+            checkpoints: Place::default(),
             log: config.log.clone(),
         };
         loops.push(EventLoop::new(Owned(Role::new(clock::now(), role, registry.clone())), setup)?);

@@ -1,21 +1,33 @@
-//! Checkpoints in a folder of this machine: a folder for each, with a safetensors file of every shard and a manifest.
+//! Checkpoints in a folder of this machine or in an object store: a folder for each, with a safetensors file of every shard and a
+//! manifest.
 //!
-//! A file is written under another name, synced, renamed, and its folder synced, so that a name stands for a whole file after a crash
-//! at any moment. The manifest comes last, and goes first when a checkpoint is removed: a folder without one is a checkpoint that
-//! was never complete. Digests of all files are in the manifest, and the manifest has one of itself.
+//! A name stands for a whole file after a crash at any moment. The manifest comes last, and goes first when a checkpoint is removed: a
+//! folder without one is a checkpoint that was never complete. Digests of all files are in the manifest, and the manifest has one of itself.
 
+mod copy;
 mod file;
 mod manifest;
+mod place;
+mod storage;
+
+pub use copy::{CopyError, copy, open};
+pub use place::Place;
+pub(crate) use place::refusal;
 
 use paramill_core::checkpoint::{
-    Digest, Manifest, Request, Response, Resumed, SavedFile, ShardCut, TableCut, Wanted, file as file_name,
-    is_name, is_outdated,
+    Digest, Manifest, Request, Response, Resumed, SavedFile, ShardCut, TableCut, Wanted, WorkerFile,
+    file as file_name, is_name, is_outdated,
 };
+use paramill_core::coordinator::Checkpointing;
+use paramill_core::limits;
 use paramill_core::types::Clock;
-use std::fs::{self, File};
+use paramill_core::wire::PartPlace;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
+use storage::{Draft, Source, Storage};
 
 /// The manifest's name in its folder.
 pub const MANIFEST: &str = "manifest.json";
@@ -27,12 +39,12 @@ const PREFIX: &str = "step-";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The folder cannot be used.
+    /// The folder or the store cannot be used.
     #[error("cannot use {path} for checkpoints: {why}", path = path.display())]
     Folder {
         /// Which.
         path: PathBuf,
-        /// What the operating system said.
+        /// What the operating system or the store said.
         why: io::Error,
     },
     /// It has checkpoints of another job.
@@ -48,6 +60,14 @@ pub enum CheckpointError {
         /// Who asks.
         job: String,
     },
+    /// A file cannot be gone on from.
+    #[error("cannot go on from {path}: {why}", path = path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// It has checkpoints, and the job is to begin anew.
     #[error(
         "{path} has checkpoint {folder}; give --resume to go on from it, or another folder to begin anew",
@@ -61,10 +81,29 @@ pub enum CheckpointError {
     },
 }
 
-/// The folder with a job's checkpoints, of one server or shared by several.
-#[derive(Debug, Clone)]
+/// The folder with a job's checkpoints, of one server or shared by several; or the same below the URL of an object store.
+#[derive(Clone)]
 pub struct Archive {
+    /// As it was given.
     path: PathBuf,
+    storage: Arc<dyn Storage>,
+    /// The worker's file that is coming in parts.
+    arriving: Arc<Mutex<Option<Arriving>>>,
+}
+
+impl fmt::Debug for Archive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Archive").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// A worker's file of which some parts are here.
+struct Arriving {
+    folder: String,
+    name: String,
+    /// The first byte that is not here.
+    next: u64,
+    out: file::Digesting<Box<dyn Draft>>,
 }
 
 /// The complete checkpoints that there are.
@@ -79,16 +118,17 @@ pub struct Survey {
 }
 
 impl Archive {
-    /// The archive in a folder, which is made if it is not there.
+    /// The archive in a folder, which is made if it is not there, or below a URL such as s3://BUCKET/PREFIX. Whether a store answers
+    /// is not tried.
     pub fn open(path: impl Into<PathBuf>) -> Result<Archive, CheckpointError> {
         let path = path.into();
-        match fs::create_dir_all(&path) {
-            Ok(()) => Ok(Archive { path }),
+        match storage::open(&path) {
+            Ok(storage) => Ok(Archive { path, storage, arriving: Arc::default() }),
             Err(why) => Err(CheckpointError::Folder { path, why }),
         }
     }
 
-    /// Where it is.
+    /// Where it is: a folder, or a URL.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -100,10 +140,10 @@ impl Archive {
         let mut survey = Survey { newest: None, kept: Vec::new(), passed_over: Vec::new() };
         let mut found: Vec<(Clock, SystemTime, Manifest)> = Vec::new();
         for name in self.folders().map_err(folder)? {
-            let path = self.path.join(&name).join(MANIFEST);
-            let text = match fs::read(&path) {
-                Ok(text) => text,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            let read = self.find(&name, MANIFEST).and_then(|found| found.map(read_manifest).transpose());
+            let (text, modified) = match read {
+                Ok(Some(read)) => read,
+                Ok(None) => continue,
                 Err(error) => {
                     survey.passed_over.push(format!("checkpoint {name} cannot be read: {error}"));
                     continue;
@@ -120,10 +160,7 @@ impl Archive {
                         .passed_over
                         .push(format!("checkpoint {name} was called {was}; call it that again"));
                 }
-                Ok(manifest) => {
-                    let modified = fs::metadata(&path).and_then(|metadata| metadata.modified());
-                    found.push((manifest.clock, modified.unwrap_or(SystemTime::UNIX_EPOCH), manifest));
-                }
+                Ok(manifest) => found.push((manifest.clock, modified, manifest)),
                 Err(why) => survey.passed_over.push(format!("the manifest of checkpoint {name} {why}")),
             }
         }
@@ -146,21 +183,20 @@ impl Archive {
         Ok(survey)
     }
 
-    /// The survey of a job that begins: with the newest checkpoint if it is to go on from that, and without any otherwise.
-    pub fn begin(&self, job: &str, resumes: bool) -> Result<Survey, CheckpointError> {
-        let survey = self.survey(job)?;
-        match &survey.newest {
-            Some(newest) if !resumes => {
-                Err(CheckpointError::Unasked { path: self.path.clone(), folder: newest.folder.clone() })
+    /// Whether a job may begin: not beside the checkpoints of an earlier run that it does not go on from, which would be taken for its own.
+    pub fn check_new(&self, job: &Checkpointing) -> Result<(), CheckpointError> {
+        match job.kept.last() {
+            Some((_, newest)) if job.resume.as_ref().is_none_or(|resumed| resumed.folder != *newest) => {
+                Err(CheckpointError::Unasked { path: self.path.clone(), folder: newest.clone() })
             }
-            _ => Ok(survey),
+            _ => Ok(()),
         }
     }
 
     /// Carries out what a role asks for.
     pub fn carry_out(&self, request: Request) -> Response {
         match request {
-            Request::Write { cut, keep } => {
+            Request::Write { cut, keep, .. } => {
                 let folder = cut.folder.clone();
                 let file = self.write(&cut).map_err(|why| self.explain("write", &cut.folder, &why));
                 if file.is_ok() {
@@ -177,6 +213,89 @@ impl Archive {
                 Response::Completed { folder, outcome }
             }
             Request::Restore { resumed, wanted } => Response::Restored(self.restore(&resumed, &wanted)),
+            Request::Append { place, bytes, whole } => {
+                let written = self.append(&place, &bytes, &whole);
+                let written = written.map_err(|why| self.explain("write", &place.folder, &why));
+                Response::Appended(place, written)
+            }
+            // What a worker keeps is in its own memory.
+            Request::Pack { .. } | Request::Unpack { .. } => {
+                refusal(&request, "an archive has no workers".into())
+            }
+            Request::Read(place) => {
+                let part = self.read(&place).map_err(|why| self.explain("read", &place.folder, &why));
+                Response::Read(place, part)
+            }
+        }
+    }
+
+    /// Whether it has a file, or would say why that cannot be read.
+    pub(super) fn has(&self, place: &PartPlace) -> bool {
+        is_name(&place.folder)
+            && is_name(&place.file)
+            && !matches!(self.find(&place.folder, &place.file), Ok(None))
+    }
+
+    /// Writes a part of a worker's file, which has no name until it is whole. How many bytes it wrote.
+    fn append(&self, place: &PartPlace, bytes: &[u8], whole: &SavedFile) -> io::Result<u64> {
+        let PartPlace { folder, file: name, start, .. } = place;
+        // The names are a peer's.
+        if !is_name(folder) || !is_name(name) || *name != whole.name {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let end = start + bytes.len() as u64;
+        let mut arriving = self.arriving.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |arriving: &Arriving| {
+            (&arriving.folder, &arriving.name, arriving.next) == (folder, name, *start) && *start > 0
+        };
+        // What came of a file that was given up goes before another one begins. So does this one when it cannot go on.
+        let mut current = match arriving.take().filter(is_it) {
+            Some(current) => current,
+            None if *start == 0 => {
+                let out = file::Digesting::new(self.storage.create(folder, name)?);
+                Arriving { folder: folder.clone(), name: name.clone(), next: 0, out }
+            }
+            None => return Err(io::Error::other("its first parts are not here")),
+        };
+        current.out.write_all(bytes)?;
+        current.next = end;
+        if end < whole.bytes {
+            *arriving = Some(current);
+        } else {
+            let (draft, length, digest) = current.out.finish();
+            compare(&self.locate(folder, name), (length, digest), whole).map_err(io::Error::other)?;
+            draft.finish()?;
+        }
+        Ok(bytes.len() as u64)
+    }
+
+    /// A part of a file, or what is left of it.
+    fn read(&self, place: &PartPlace) -> io::Result<Vec<u8>> {
+        let PartPlace { folder, file, start, .. } = place;
+        // The names are a peer's.
+        if !is_name(folder) || !is_name(file) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let source = self.storage.open(folder, file)?;
+        let left = source.len().saturating_sub(*start);
+        let mut part = vec![0; left.min(limits::MAX_PART_BYTES as u64) as usize];
+        if !part.is_empty() {
+            source.read_at(*start, &mut part)?;
+        }
+        Ok(part)
+    }
+
+    /// A file's path, for people.
+    fn locate(&self, folder: &str, name: &str) -> PathBuf {
+        self.path.join(folder).join(name)
+    }
+
+    /// Opens a file, if it is there. That this cannot be found out is another thing.
+    fn find(&self, folder: &str, name: &str) -> io::Result<Option<Box<dyn Source>>> {
+        match self.storage.open(folder, name) {
+            Ok(source) => Ok(Some(source)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -186,15 +305,8 @@ impl Archive {
 
     /// The names of all folders of checkpoints.
     fn folders(&self) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
-            if let Ok(name) = entry?.file_name().into_string()
-                && name.starts_with(PREFIX)
-                && is_name(&name)
-            {
-                names.push(name);
-            }
-        }
+        let mut names = self.storage.folders()?;
+        names.retain(|name| name.starts_with(PREFIX) && is_name(name));
         names.sort();
         Ok(names)
     }
@@ -217,35 +329,20 @@ impl Archive {
         name: &str,
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> io::Result<(u64, Digest)> {
-        let folder = self.path.join(folder);
-        fs::create_dir_all(&folder)?;
-        let temporary = folder.join(format!(".{name}.part"));
-        let written = (|| {
-            let mut out =
-                file::Digesting::new(io::BufWriter::with_capacity(1 << 20, File::create(&temporary)?));
-            write(&mut out)?;
-            let (out, bytes, digest) = out.finish();
-            out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-            fs::rename(&temporary, folder.join(name))?;
-            sync_folder(&folder)?;
-            sync_folder(&self.path)?;
-            Ok((bytes, digest))
-        })();
-        if written.is_err() {
-            // It would take room that the next one needs.
-            let _ = fs::remove_file(&temporary);
-        }
-        written
+        let mut out = file::Digesting::new(self.storage.create(folder, name)?);
+        write(&mut out)?;
+        let (draft, bytes, digest) = out.finish();
+        draft.finish()?;
+        Ok((bytes, digest))
     }
 
     /// Removes folders of earlier checkpoints that were never completed, or are not to be kept and have lost their manifest. That
     /// this fails harms nobody.
     fn remove_incomplete(&self, own: &str, keep: &[String]) {
         for name in self.folders().unwrap_or_default() {
-            let folder = self.path.join(&name);
             let is_kept = !is_outdated(&name, own) || keep.contains(&name);
-            if !is_kept && !folder.join(MANIFEST).exists() {
-                let _ = fs::remove_dir_all(folder);
+            if !is_kept && self.find(&name, MANIFEST).is_ok_and(|found| found.is_none()) {
+                let _ = self.storage.remove_folder(&name);
             }
         }
     }
@@ -253,21 +350,24 @@ impl Archive {
     /// Removes complete checkpoints that are not to be kept, the manifest first.
     fn remove_complete(&self, own: &str, keep: &[String]) {
         for name in self.folders().unwrap_or_default() {
-            let folder = self.path.join(&name);
             if name != own && !keep.contains(&name) {
-                let _ = fs::remove_file(folder.join(MANIFEST)).and_then(|()| sync_folder(&folder));
-                let _ = fs::remove_dir_all(folder);
+                let removed = self.storage.remove(&name, MANIFEST);
+                let _ = removed.and_then(|()| self.storage.remove_folder(&name));
             }
         }
     }
 
     /// Whether the files of a checkpoint that are here are whole.
     fn check_files(&self, manifest: &Manifest) -> Result<(), String> {
-        let folder = self.path.join(&manifest.folder);
-        for saved in &manifest.files {
-            let path = folder.join(&saved.name);
-            if path.exists() {
-                check(&path, saved)?;
+        // Those of workers are where the manifest is.
+        let workers = manifest.worker_files.iter().map(|WorkerFile { file, .. }| (file, true));
+        for (saved, is_here) in manifest.files.iter().map(|saved| (saved, false)).chain(workers) {
+            let path = self.locate(&manifest.folder, &saved.name);
+            match self.find(&manifest.folder, &saved.name) {
+                Ok(Some(source)) => check(&path, source.as_ref(), saved)?,
+                Ok(None) if is_here => return Err(format!("{} is not there", path.display())),
+                Ok(None) => {}
+                Err(error) => return Err(format!("{}: {error}", path.display())),
             }
         }
         Ok(())
@@ -281,19 +381,23 @@ impl Archive {
         let mut absent = Vec::new();
         for saved in &resumed.files {
             let path = folder.join(&saved.name);
-            if !path.exists() {
+            let unreadable = |why: String| format!("{}: {why}", path.display());
+            let open =
+                || self.find(&resumed.folder, &saved.name).map_err(|error| unreadable(error.to_string()));
+            let Some(source) = open()? else {
                 absent.push(saved.name.as_str());
                 continue;
-            }
-            let unreadable = |why: String| format!("{}: {why}", path.display());
+            };
             // What the header says is believed when the digest has been compared.
-            let has_something = match file::Reader::open(&path) {
+            let has_something = match file::Reader::open(source) {
                 Ok(reader) => wanted.iter().any(|wanted| reader.has(wanted)),
                 Err(_) => true,
             };
             if has_something {
-                check(&path, saved)?;
-                let mut reader = file::Reader::open(&path).map_err(unreadable)?;
+                let gone = || unreadable("it was removed".into());
+                let source = open()?.ok_or_else(gone)?;
+                check(&path, source.as_ref(), saved)?;
+                let reader = file::Reader::open(source).map_err(unreadable)?;
                 for (wanted, pieces) in wanted.iter().zip(&mut pieces) {
                     reader.read(wanted, pieces).map_err(unreadable)?;
                 }
@@ -308,7 +412,12 @@ impl Archive {
             }
             // A file that was passed over for what its header says may be damaged just there.
             let present = resumed.files.iter().filter(|saved| !absent.contains(&saved.name.as_str()));
-            present.into_iter().try_for_each(|saved| check(&folder.join(&saved.name), saved))?;
+            for saved in present {
+                let path = folder.join(&saved.name);
+                if let Ok(Some(source)) = self.find(&resumed.folder, &saved.name) {
+                    check(&path, source.as_ref(), saved)?;
+                }
+            }
             return Err(format!(
                 "this server needs parameters of table `{}` that are in {}, which is not in {}; copy the files of all servers \
                  there, or use a folder that they share",
@@ -321,15 +430,30 @@ impl Archive {
     }
 }
 
+/// A manifest's text, and when it was written.
+fn read_manifest(source: Box<dyn Source>) -> io::Result<(Vec<u8>, SystemTime)> {
+    // A copy in one file has the manifest in its header.
+    if source.len() > limits::MAX_CHECKPOINT_HEADER_BYTES {
+        return Err(io::Error::other("its manifest is too long"));
+    }
+    let mut text = Vec::new();
+    storage::pass_on(source.as_ref(), &mut text)?;
+    Ok((text, source.modified()))
+}
+
 /// Whether a file is what its manifest says.
-fn check(path: &Path, saved: &SavedFile) -> Result<(), String> {
-    let read = || -> io::Result<(u64, Digest)> {
-        let mut out = file::Digesting::new(io::sink());
-        io::copy(&mut File::open(path)?, &mut out)?;
-        let (_, bytes, digest) = out.finish();
-        Ok((bytes, digest))
-    };
-    let (bytes, digest) = read().map_err(|error| format!("{}: {error}", path.display()))?;
+fn check(path: &Path, source: &dyn Source, saved: &SavedFile) -> Result<(), String> {
+    let mut out = file::Digesting::new(io::sink());
+    // One of another length need not be read.
+    if source.len() == saved.bytes {
+        storage::pass_on(source, &mut out).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let (_, _, digest) = out.finish();
+    compare(path, (source.len(), digest), saved)
+}
+
+/// Whether a file with this length and digest is what its manifest, or the worker that sent it, says.
+fn compare(path: &Path, (bytes, digest): (u64, Digest), saved: &SavedFile) -> Result<(), String> {
     if (bytes, digest) == (saved.bytes, saved.digest) {
         return Ok(());
     }
@@ -339,11 +463,6 @@ fn check(path: &Path, saved: &SavedFile) -> Result<(), String> {
         format!("{bytes} bytes, and was written with {}", saved.bytes)
     };
     Err(format!("{} is damaged: it has {what}", path.display()))
-}
-
-/// Has the names of files in a folder survive the loss of power.
-fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
 }
 
 #[cfg(test)]

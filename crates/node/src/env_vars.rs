@@ -29,3 +29,5 @@ pub const STATE_HOME: &str = "XDG_STATE_HOME";
 pub const HOME: &str = "HOME";
 /// The etcd to start for the tests of coordinators that keep their state in one; set by `cargo xtask test --services`.
 pub const TEST_ETCD: &str = "PARAMILL_TEST_ETCD";
+/// The program with a store that speaks S3 for the tests of checkpoints there; set by `cargo xtask test --services`.
+pub const TEST_S3: &str = "PARAMILL_TEST_S3";

@@ -20,7 +20,7 @@ mod watching;
 pub use injected::Injection;
 pub(crate) use strangers::Strangers;
 
-use crate::checkpoint::Archive;
+use crate::checkpoint::Place;
 use crate::clock;
 use crate::log::Log;
 use crate::transport::Dialler;
@@ -157,7 +157,7 @@ pub(crate) struct Setup {
     /// Faults to try.
     pub(crate) injection: Injection,
     /// Where checkpoints are, if there are any.
-    pub(crate) archive: Option<Archive>,
+    pub(crate) checkpoints: Place,
     /// Where log lines go.
     pub(crate) log: Log,
 }
@@ -243,7 +243,10 @@ impl<C: RoleCell> EventLoop<C> {
             injected: Injected::new(&setup.injection),
             resolver: Resolver::new(setup.resolve, Doorbell::new(&setup.waker, RESOLVER)),
             resolving: BTreeMap::new(),
-            archivist: Archivist::new(setup.archive.take(), Doorbell::new(&setup.waker, ARCHIVE)),
+            archivist: Archivist::new(
+                std::mem::take(&mut setup.checkpoints),
+                Doorbell::new(&setup.waker, ARCHIVE),
+            ),
             setup,
             watch,
             connections: BTreeMap::new(),
@@ -314,11 +317,19 @@ impl<C: RoleCell> EventLoop<C> {
         self.send_late(now);
         self.release_held(now);
         self.carry_out();
+        if self.cell.lend().is_some_and(Role::awaits_silence) && self.is_silent() {
+            self.cell.with(|role| role.handle_silence(now));
+        }
         if self.next_expiry.is_some_and(|at| at <= now) {
             self.expire(now);
         }
         self.injected.slow_down(began);
         self.ended(now)
+    }
+
+    /// Whether nothing waits to be sent.
+    fn is_silent(&self) -> bool {
+        self.late.is_empty() && self.connections.values().all(Connection::is_silent)
     }
 
     /// Serves sources without a descriptor.

@@ -30,6 +30,7 @@ mod transport;
 pub mod url;
 mod waker;
 
+pub use clock::process_time;
 pub use event_loop::Injection;
 pub use log::{Level, Log};
 pub use paramill_core::address::Addresses;

@@ -1,38 +1,36 @@
-//! Runs a server: its data cores, one thread each, and the coordinator when this is the first server of a job.
+//! Runs a server: its data cores, one thread each, and the coordinator when this is the first server of a job, or is elected.
 
+mod coordinating;
 mod threads;
 
-use crate::checkpoint::Archive;
-use crate::clock;
-use crate::event_loop::{Rest, RoleCell};
+use crate::checkpoint::Place;
 use crate::exhaustion;
 use crate::host;
-use crate::log::{Level, Log};
+use crate::log::Log;
 use crate::pinning::{Pin, Pinning};
 use crate::ports::Ports;
 use crate::rate::Rate;
-use crate::state_store::{Keeper, StatePlace, StateStore};
+use crate::state_store::{FileStore, Keeper, StatePlace, StateStore};
 use crate::topology;
 use crate::transport::memory::{Hub, SCHEME};
 use crate::transport::shm::SharedAllocator;
 use crate::transport::tcp::{self, options::SocketOptions};
 use crate::transport::{Dialler, Transport};
 use crate::waker::Waker;
+use coordinating::{Candidate, Coordinating};
 use paramill_core::address::Addresses;
-use paramill_core::coordinator::{Coordinator, JobConfig};
+use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
-use paramill_core::role::Role;
 use paramill_core::status::Status;
-use paramill_core::types::ServerId;
+use paramill_core::types::{ProcessId, ServerId};
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::{TcpListener, UdpSocket};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use threads::{Thread, Threads};
+use threads::{CoordinatorPlace, Thread, Threads};
 
 /// What a server needs to know.
 #[derive(Debug, Clone)]
@@ -72,8 +70,9 @@ pub struct ServerConfig {
     pub state: Option<StatePlace>,
     /// How long members wait for a coordinator that is started anew.
     pub coordinator_grace: Duration,
-    /// Where the server's checkpoints are, if it keeps any: a folder of its own, or one that all servers share.
-    pub checkpoints: Option<Archive>,
+    /// Where the server's checkpoints are, if it keeps any, in a folder of its own or one that all servers share; and the copy
+    /// of one that the job goes on from.
+    pub checkpoints: Place,
     /// Where log lines go.
     pub log: Log,
 }
@@ -99,7 +98,7 @@ impl ServerConfig {
             digest_every: limits::DIGEST_EVERY,
             state: None,
             coordinator_grace: limits::COORDINATOR_GRACE,
-            checkpoints: None,
+            checkpoints: Place::default(),
             log: Log::stderr(),
         }
     }
@@ -133,18 +132,69 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         sockets,
         memory: SharedAllocator::new(),
         hub: config.memory.clone(),
+        elected: None,
     };
+    let process = ProcessId(random_number());
+    let job = match &config.coordinate {
+        None => None,
+        Some(job) => {
+            job.check(registry).map_err(|error| invalid(error.to_string()))?;
+            let (own_server, own_process) = (config.server, Some(process));
+            let (own_server, own_process) = match config.cores {
+                0 => (None, None),
+                _ => (own_server, own_process),
+            };
+            let topology = topology::resolved(job.topology.clone());
+            Some(JobConfig { own_server, own_process, topology, ..job.clone() })
+        }
+    };
+    let final_status = Arc::<OnceLock<Status>>::default();
+    let cores = config.cores;
+    let (threads, candidate) = match (job, &config.state) {
+        (Some(job), Some(StatePlace::Etcd(place))) => {
+            let candidate = Candidate::new(place, job, &config, registry)?;
+            let coordinator = CoordinatorPlace {
+                dialled: candidate.elected().name().to_owned(),
+                announced: candidate.address().to_owned(),
+            };
+            let dialler = Dialler { elected: Some(candidate.elected().clone()), ..dialler };
+            (Threads::new(config, registry.clone(), dialler, coordinator, process)?, Some(candidate))
+        }
+        (job, _) => (start_first(config, job, registry, dialler, process, &final_status)?, None),
+    };
+    let mut server = Server { threads, data: Vec::new(), pinning, final_status };
+    for core in 0..cores {
+        let cpu = server.pinning.cpus.get(core as usize).copied();
+        server.data.push(server.threads.start_core(cpu)?);
+    }
+    if let Some(candidate) = candidate {
+        let (threads, last) = (server.threads.clone(), server.final_status.clone());
+        server.threads.start_apart("coordinator", move || candidate.run(&threads, &last))?;
+    }
+    Ok(server)
+}
+
+/// The threads of a server, with that of the coordinator if the job is this one's to coordinate.
+fn start_first(
+    config: ServerConfig,
+    job: Option<JobConfig>,
+    registry: &Arc<Registry>,
+    dialler: Dialler,
+    process: ProcessId,
+    final_status: &Arc<OnceLock<Status>>,
+) -> io::Result<Arc<Threads>> {
     let mut address = match &config.memory {
         Some(_) => format!("{SCHEME}coordinator"),
         None => config.coordinator.clone(),
     };
-    let stop = Arc::<AtomicBool>::default();
     let mut coordinator = None;
-    if let Some(job) = &config.coordinate {
-        job.check(registry)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-        // Who does not coordinate the job takes no connections: those who look for its coordinator try the next address.
-        let store = config.state.as_ref().map(|place| opened(place, &address, &stop, &config)).transpose()?;
+    if let Some(job) = job {
+        let mut store = match &config.state {
+            Some(StatePlace::File(path)) => {
+                Some(FileStore::open(path).map_err(|error| invalid(error.to_string()))?)
+            }
+            _ => None,
+        };
         let listener = match &config.memory {
             Some(hub) => hub.listen(&address),
             None => {
@@ -155,34 +205,21 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
                 tcp::listener(listener, &dialler.sockets.for_control())
             }
         };
-        let job = JobConfig { topology: topology::resolved(job.topology.clone()), ..job.clone() };
+        let known = store.as_mut().map(|store| store as &mut dyn StateStore);
+        let role = coordinating::alone(known, job, &config, registry)?;
         let waker = Waker::new()?;
-        let (role, keeper) = match (store, &config.state) {
-            (Some(mut store), Some(place)) => {
-                let role = remembered(&mut *store, place, job, &config, registry)?;
-                (role, Some(Keeper::start(store, waker.clone(), config.log.clone())?))
-            }
-            _ => (Coordinator::new(job, registry.clone(), random_number()), None),
-        };
-        coordinator = Some((listener, role, keeper, waker));
+        let keeper = store
+            .map(|store| Keeper::start(Box::new(store), waker.clone(), config.log.clone()))
+            .transpose()?;
+        coordinator = Some((listener, Coordinating::new(role, keeper, final_status.clone()), waker));
     }
-    let cores = config.cores;
-    let mut server = Server {
-        threads: Threads::new(config, registry.clone(), dialler, address, stop)?,
-        data: Vec::new(),
-        pinning,
-        final_status: Arc::default(),
-    };
-    if let Some((listener, coordinator, keeper, waker)) = coordinator {
-        let role = Coordinating { coordinator, final_status: server.final_status.clone(), keeper };
-        let thread = Thread { name: "coordinator".into(), cpu: None };
-        server.threads.start(thread, vec![listener], role, waker)?;
+    let place = CoordinatorPlace { dialled: address.clone(), announced: address };
+    let threads = Threads::new(config, registry.clone(), dialler, place, process)?;
+    if let Some((listener, role, waker)) = coordinator {
+        let thread = Thread { name: "coordinator".into(), cpu: None, counted: None };
+        threads.start(thread, vec![listener], role, waker)?;
     }
-    for core in 0..cores {
-        let cpu = server.pinning.cpus.get(core as usize).copied();
-        server.data.push(server.threads.start_core(cpu)?);
-    }
-    Ok(server)
+    Ok(threads)
 }
 
 impl Server {
@@ -234,96 +271,6 @@ impl Server {
 
 fn invalid(sentence: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, sentence)
-}
-
-/// The store, once this process may coordinate the job.
-fn opened(
-    place: &StatePlace,
-    address: &str,
-    stop: &Arc<AtomicBool>,
-    config: &ServerConfig,
-) -> io::Result<Box<dyn StateStore>> {
-    let store = place.open(address, stop, &config.log);
-    let store = store.map_err(|error| invalid(error.to_string()))?;
-    store.ok_or_else(|| invalid("stopped before it coordinated the job".into()))
-}
-
-/// A coordinator that goes on from what was stored, or begins.
-fn remembered(
-    store: &mut dyn StateStore,
-    place: &StatePlace,
-    job: JobConfig,
-    config: &ServerConfig,
-    registry: &Arc<Registry>,
-) -> io::Result<Coordinator> {
-    let grace = config.coordinator_grace;
-    let fresh = |job| Coordinator::new(job, registry.clone(), random_number()).remembering(grace);
-    let Some(state) = store.load().map_err(|error| invalid(error.to_string()))? else {
-        return Ok(fresh(job));
-    };
-    let restored = Coordinator::restore(clock::now(), job.clone(), registry.clone(), grace, &state);
-    let restored = restored.map_err(|error| {
-        invalid(format!(
-            "the state in {place} cannot be used: {error}. Start the job with the options that it had, give another --state, or remove \
-             that one"
-        ))
-    })?;
-    if config.cores > 0 && restored.has_plan() {
-        let line = format!(
-            "the job whose state is in {place} ended with the parameters of this server; it begins anew (`paramill coordinate` runs a \
-             coordinator that may die without them)"
-        );
-        config.log.line(Level::Warn, &line);
-        return Ok(fresh(job));
-    }
-    Ok(restored)
-}
-
-/// The coordinator in its loop, which leaves the job's last status behind.
-struct Coordinating {
-    coordinator: Coordinator,
-    /// Stores what it has to know, if anything does.
-    keeper: Option<Keeper>,
-    final_status: Arc<OnceLock<Status>>,
-}
-
-impl RoleCell for Coordinating {
-    type Role = Coordinator;
-
-    fn with<T>(&mut self, visit: impl FnOnce(&mut Coordinator) -> T) -> T {
-        visit(&mut self.coordinator)
-    }
-
-    fn lend(&self) -> Option<&Coordinator> {
-        Some(&self.coordinator)
-    }
-
-    fn remember(&mut self, state: Vec<u8>) {
-        if let Some(keeper) = &mut self.keeper {
-            keeper.store(state);
-        }
-    }
-
-    fn rest(&mut self) -> Rest {
-        let Coordinating { coordinator, keeper, .. } = self;
-        if keeper.as_mut().is_some_and(Keeper::poll_stored) {
-            coordinator.handle_remembered(clock::now());
-        }
-        if let Some(why) = keeper.as_ref().and_then(Keeper::failure) {
-            coordinator.step_down(why.to_owned());
-        }
-        Rest { has_work: coordinator.backlog_bytes() > 0, next_timeout: coordinator.next_timeout() }
-    }
-
-    fn ended(&self, error: Option<&str>) {
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| self.coordinator.is_over()) {
-            keeper.remove();
-        }
-        // A role that panicked is not asked any more.
-        if error.is_none() {
-            let _ = self.final_status.set(self.coordinator.status(clock::now()));
-        }
-    }
 }
 
 /// A server that is dropped ends; so does one that could only be started in part.

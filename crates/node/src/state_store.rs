@@ -4,6 +4,8 @@ mod etcd;
 mod file;
 
 pub use etcd::EtcdPlace;
+pub(crate) use etcd::Standing;
+pub(crate) use file::FileStore;
 
 use crate::log::{Level, Log};
 use crate::waker::Waker;
@@ -12,7 +14,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -76,25 +78,6 @@ pub trait StateStore: Send {
     /// Whether this process may still coordinate the job. The error says why not, for good.
     fn check(&mut self) -> Result<(), StateError> {
         Ok(())
-    }
-}
-
-impl StatePlace {
-    /// Opens the store. In etcd this waits until no other process coordinates the job, which others find at `address` then; `None` when `stop`
-    /// was set before.
-    pub fn open(
-        &self,
-        address: &str,
-        stop: &Arc<AtomicBool>,
-        log: &Log,
-    ) -> Result<Option<Box<dyn StateStore>>, StateError> {
-        match self {
-            StatePlace::File(path) => Ok(Some(Box::new(file::FileStore::open(path)?))),
-            StatePlace::Etcd(place) => {
-                let store = place.campaign(address, stop, log)?;
-                Ok(store.map(|store| Box::new(store) as Box<dyn StateStore>))
-            }
-        }
     }
 }
 

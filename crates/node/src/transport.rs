@@ -2,6 +2,7 @@
 //! within one process.
 
 pub(crate) mod carrier;
+pub(crate) mod elected;
 pub(crate) mod memory;
 mod queue;
 pub(crate) mod resolver;
@@ -10,6 +11,7 @@ mod stream;
 pub(crate) mod tcp;
 
 use carrier::Carrier;
+use elected::Elected;
 use memory::Hub;
 use paramill_core::address::LOCAL;
 use paramill_core::types::{ConnectionId, NodeId};
@@ -18,6 +20,7 @@ use shm::SharedAllocator;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 use tcp::options::SocketOptions;
 
 /// How workers and data cores exchange gradients and parameters. Control messages always go over TCP.
@@ -77,6 +80,8 @@ pub(crate) struct Dialler {
     pub(crate) memory: SharedAllocator,
     /// The address book of in-memory nodes.
     pub(crate) hub: Option<Hub>,
+    /// Where the coordinator is, when it is one of several processes.
+    pub(crate) elected: Option<Arc<Elected>>,
 }
 
 /// What came of an address.
@@ -89,6 +94,14 @@ pub(crate) enum Dialled {
 }
 
 impl Dialler {
+    /// The address to connect to: the one that was asked for, or that of the coordinator which was elected.
+    pub(crate) fn actual(&self, address: &str) -> Result<String, String> {
+        match &self.elected {
+            Some(elected) if elected.is_meant(address) => elected.address(),
+            _ => Ok(address.to_owned()),
+        }
+    }
+
     /// Begins to connect, over whatever the address says. The transport is chosen for data only.
     pub(crate) fn dial(&self, address: &str, name: ConnectionId) -> Result<Dialled, String> {
         let is_for_data = name.shard().is_some();
@@ -117,7 +130,7 @@ impl Dialler {
         name: ConnectionId,
     ) -> Result<Box<dyn Carrier>, String> {
         let dialled = match name.peer() == Some(NodeId::Coordinator) {
-            true => tcp::dial(target, &self.sockets.for_control()),
+            true => tcp::dial(target, &self.sockets.for_coordinator()),
             false => tcp::dial(target, &self.sockets),
         };
         dialled.map_err(|error| error.to_string())

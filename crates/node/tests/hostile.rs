@@ -68,7 +68,7 @@ impl Raw {
 
     fn greet(&mut self, incarnation: u64) -> Welcome {
         let from = Party::Worker { rank: Some(WorkerId(1)) };
-        self.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation }));
+        self.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation, to: None }));
         let (kind, payload) = self.receive();
         assert_eq!(kind, Kind::Welcome);
         decode("welcome", &payload).expect("a welcome")
@@ -76,7 +76,7 @@ impl Raw {
 
     /// Says hello as a command does.
     fn greet_as_command(&mut self) -> (Kind, Vec<u8>) {
-        let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+        let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0, to: None };
         self.send(&frame(Kind::Hello, &hello));
         self.receive()
     }
@@ -153,7 +153,7 @@ fn noise_ends_a_connection_and_nothing_else() {
     loop {
         let mut again = Raw::connect(server.coordinator());
         let from = Party::Worker { rank: Some(WorkerId(1)) };
-        again.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0 }));
+        again.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0, to: None }));
         if again.receive().0 == Kind::Welcome {
             break;
         }
@@ -205,7 +205,7 @@ fn commands_are_few_and_do_not_stay_without_a_word() {
     // A member comes in all the same.
     let mut worker = Raw::connect(server.coordinator());
     let from = Party::Worker { rank: Some(WorkerId(0)) };
-    worker.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0 }));
+    worker.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0, to: None }));
     assert_eq!(worker.receive().0, Kind::Welcome);
     // Those that say nothing are hung up on; one that is kept by a program asks over another connection then.
     assert!(commands.iter_mut().all(Raw::is_hung_up));
@@ -252,7 +252,7 @@ fn a_worker_that_is_declared_dead_is_told_though_it_says_nothing() {
     let server = server::start(config, &Arc::new(Registry::builtin())).expect("a free port");
     let mut worker = Raw::connect(server.coordinator());
     let from = Party::Worker { rank: Some(WorkerId(0)) };
-    worker.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0 }));
+    worker.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0, to: None }));
     assert_eq!(worker.receive().0, Kind::Welcome);
     worker.send(&frame(Kind::Control, &Control::Declare { tables: vec![TableSpec::dense("w", [8])] }));
     assert!(matches!(worker.receive_control(), Control::Ready { .. }));

@@ -103,7 +103,7 @@ fn receive(stream: &mut impl Read) -> (Header, Vec<u8>) {
 
 fn greet(stream: &mut (impl Read + Write), incarnation: u64) -> Welcome {
     let from = Party::Worker { rank: Some(WorkerId(1)) };
-    send(stream, &frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation }));
+    send(stream, &frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation, to: None }));
     decode("welcome", &receive(stream).1).unwrap()
 }
 

@@ -2,6 +2,7 @@
 
 use paramill_core::wire::Cause;
 use paramill_node::admin::AdminError;
+use paramill_node::checkpoint::CopyError;
 use paramill_node::client::{ClientError, WorkerError};
 use pyo3::prelude::*;
 
@@ -36,6 +37,13 @@ pub(crate) fn admin(error: AdminError) -> PyErr {
         _ => "ParamillError",
     };
     raise(class, error)
+}
+
+pub(crate) fn copying(error: CopyError) -> PyErr {
+    match error {
+        CopyError::Admin(error) => admin(error),
+        other => raise("ParamillError", other),
+    }
 }
 
 fn worker(error: &WorkerError) -> &'static str {

@@ -2,7 +2,7 @@
 
 use crate::arrays;
 use crate::condition;
-use crate::errors::{admin, client, raise};
+use crate::errors::{admin, client, copying, raise};
 use crate::handle::Handle;
 use crate::local::LocalSteps;
 use crate::policy::policies as read_policies;
@@ -17,7 +17,8 @@ use paramill_node::env_vars;
 use paramill_node::identity::Identity;
 use paramill_node::url::JobUrl;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -252,11 +253,32 @@ impl Job {
         })
     }
 
-    /// Has the job make a checkpoint, and waits until that is complete. What was done, in words.
-    fn checkpoint(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<String> {
+    /// Has bytes saved with checkpoints under a name.
+    fn note(&self, name: &str, note: &[u8]) -> PyResult<()> {
+        self.job()?.note(name, note).map_err(client)
+    }
+
+    /// What was noted under a name when the checkpoint was made that the job goes on from.
+    fn noted<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        Ok(self.job()?.noted(name).map(|note| PyBytes::new(py, &note)))
+    }
+
+    /// Has the job make a checkpoint, and waits until that is complete, and copied to a file if one is given: of the clock at which
+    /// all workers rest, or of one that comes soon. What was done, in words.
+    #[pyo3(signature = (timeout, file=None, at=None))]
+    fn checkpoint(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        file: Option<PathBuf>,
+        at: Option<u64>,
+    ) -> PyResult<String> {
         let timeout = self.membership.timeout_or(timeout)?;
         let job = self.job()?;
-        py.detach(|| job.checkpoint(timeout)).map_err(admin)
+        match file {
+            Some(path) => py.detach(|| job.copy_checkpoint(&path, at, timeout)).map_err(copying),
+            None => py.detach(|| job.checkpoint(timeout)).map_err(admin),
+        }
     }
 
     /// Leaves in good order. Later calls find the job closed.

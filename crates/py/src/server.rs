@@ -29,7 +29,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts the first server of a job; it listens when this returns.
     #[new]
-    #[pyo3(signature = (job, *, listen, workers, servers, cores, policies, seed, quiet, topology = None, digest_every = None))]
+    #[pyo3(signature = (job, *, listen, workers, servers, cores, policies, seed, quiet, replicas = 0, topology = None, digest_every = None))]
     #[allow(clippy::too_many_arguments, reason = "all are named where it is called")]
     fn new(
         py: Python<'_>,
@@ -41,6 +41,7 @@ impl Server {
         policies: &Bound<'_, PyDict>,
         seed: u64,
         quiet: bool,
+        replicas: u32,
         topology: Option<&str>,
         digest_every: Option<u64>,
     ) -> PyResult<Server> {
@@ -48,7 +49,8 @@ impl Server {
         let policy = Policy::default().under(read_policies(policies)?.with_outer());
         let topology = topology.map_or(Ok(Topology::default()), Topology::parse);
         let topology = topology.map_err(|error| raise("PolicyError", error))?;
-        let coordinate = JobConfig { policy, seed, topology, ..JobConfig::new(job, workers, servers) };
+        let coordinate =
+            JobConfig { policy, seed, topology, replicas, ..JobConfig::new(job, workers, servers) };
         let cores = cores.unwrap_or_else(|| data_cores(listen, &coordinate.size()));
         let mut config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };

@@ -1,6 +1,6 @@
 //! The roles of a job, as one type for the world.
 
-use crate::canary::BrokenShard;
+use crate::canary::{BrokenReplica, BrokenShard};
 use crate::operator::Operator;
 use crate::player::Player;
 use crate::spectator::Spectator;
@@ -25,6 +25,8 @@ pub enum Actor {
     Shard(Box<Replica>),
     /// A data core with a planted bug.
     Broken(Box<BrokenShard>),
+    /// A data core with a bug that copies suffer from.
+    BrokenReplica(Box<BrokenReplica>),
     /// Something between workers and data cores.
     Aggregator(Box<Aggregator>),
     /// A worker and its application.
@@ -43,14 +45,16 @@ impl Actor {
         match self {
             Actor::Shard(replica) => replica.shard(),
             Actor::Broken(broken) => Some(broken.shard()),
+            Actor::BrokenReplica(broken) => broken.replica().shard(),
             _ => None,
         }
     }
 
-    /// The data core, if it is one without a planted bug.
+    /// The data core, if it is one that has copies.
     pub fn as_replica(&self) -> Option<&Replica> {
         match self {
             Actor::Shard(replica) => Some(replica),
+            Actor::BrokenReplica(broken) => Some(broken.replica()),
             _ => None,
         }
     }
@@ -68,6 +72,7 @@ impl Actor {
             Actor::Coordinator(role) => &**role,
             Actor::Shard(role) => &**role,
             Actor::Broken(role) => &**role,
+            Actor::BrokenReplica(role) => &**role,
             Actor::Aggregator(role) => &**role,
             Actor::Worker(role) => &**role,
             Actor::Bare(role) => &**role,
@@ -81,6 +86,7 @@ impl Actor {
             Actor::Coordinator(role) => &mut **role,
             Actor::Shard(role) => &mut **role,
             Actor::Broken(role) => &mut **role,
+            Actor::BrokenReplica(role) => &mut **role,
             Actor::Aggregator(role) => &mut **role,
             Actor::Worker(role) => &mut **role,
             Actor::Bare(role) => &mut **role,
@@ -159,6 +165,14 @@ impl Role for Actor {
 
     fn backlog_bytes(&self) -> usize {
         self.role().backlog_bytes()
+    }
+
+    fn awaits_silence(&self) -> bool {
+        self.role().awaits_silence()
+    }
+
+    fn handle_silence(&mut self, now: Time) {
+        self.role_mut().handle_silence(now);
     }
 
     fn refresh(&self, header: &mut Header) {

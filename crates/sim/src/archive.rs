@@ -2,9 +2,11 @@
 //! meanwhile has written nothing.
 
 use paramill_core::checkpoint::{
-    CutRange, Digest, Manifest, Request, Response, SavedFile, ShardCut, SkippedRun, TableCut, Wanted, file,
-    is_outdated,
+    CutRange, Digest, Manifest, Request, Response, SavedFile, ShardCut, SkippedRun, TableCut, Wanted,
+    WorkerCut, file, is_outdated, worker_file,
 };
+use paramill_core::limits;
+use paramill_core::wire::{Kind, control};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -14,6 +16,9 @@ use std::time::Duration;
 pub struct Archive {
     /// By folder and name.
     files: BTreeMap<(String, String), ShardCut>,
+    /// Files of workers, by folder and name: here, and with the workers that made them.
+    worker_files: BTreeMap<(String, String), Vec<u8>>,
+    packed: BTreeMap<(String, String), Vec<u8>>,
     manifests: BTreeMap<String, Manifest>,
     is_full: bool,
     latency: Duration,
@@ -54,10 +59,17 @@ impl Archive {
         manifest.files.iter().filter_map(of).collect()
     }
 
+    /// What the workers kept at a complete checkpoint.
+    pub fn worker_cuts(&self, manifest: &Manifest) -> Vec<WorkerCut> {
+        let names = manifest.worker_files.iter().map(|saved| saved.file.name.clone());
+        let files = names.filter_map(|name| self.worker_files.get(&(manifest.folder.clone(), name)));
+        files.filter_map(|bytes| control::decode("worker's file", bytes).ok()).collect()
+    }
+
     pub(crate) fn carry_out(&mut self, request: Request) -> Response {
         let full = || "there is no space left on the device".to_owned();
         match request {
-            Request::Write { cut, keep } => {
+            Request::Write { cut, keep, .. } => {
                 let folder = cut.folder.clone();
                 if self.is_full {
                     return Response::Written { folder, file: Err(full()) };
@@ -78,8 +90,43 @@ impl Archive {
                 }
                 self.manifests.retain(|other, _| keep.contains(other));
                 self.files.retain(|(other, _), _| *other == folder || keep.contains(other));
+                self.worker_files.retain(|(other, _), _| *other == folder || keep.contains(other));
                 self.manifests.insert(folder.clone(), *manifest);
                 Response::Completed { folder, outcome: Ok(()) }
+            }
+            Request::Pack { cut, .. } => {
+                let (folder, name) = (cut.folder.clone(), worker_file(cut.worker));
+                let frame = control::frame(Kind::Control, &*cut);
+                let bytes = frame.body.bytes().unwrap_or_default().to_vec();
+                let file =
+                    SavedFile { name: name.clone(), bytes: bytes.len() as u64, digest: Digest::default() };
+                // One of each is made at a time.
+                self.packed.retain(|(_, other), _| *other != name);
+                self.packed.insert((folder.clone(), name), bytes);
+                Response::Written { folder, file: Ok(file) }
+            }
+            Request::Append { place, bytes, whole } => {
+                if self.is_full {
+                    return Response::Appended(place, Err(full()));
+                }
+                let file = self.worker_files.entry((place.folder.clone(), whole.name)).or_default();
+                file.truncate(place.start as usize);
+                file.extend_from_slice(&bytes);
+                Response::Appended(place, Ok(bytes.len() as u64))
+            }
+            Request::Unpack { bytes, .. } => {
+                let cut = control::decode::<WorkerCut>("worker's file", &bytes);
+                Response::Unpacked(cut.map(Box::new).map_err(|error| error.to_string()))
+            }
+            // Commands read files of real archives only.
+            Request::Read(place) => {
+                let key = (place.folder.clone(), place.file.clone());
+                let file = self.worker_files.get(&key).or_else(|| self.packed.get(&key));
+                let part = file.map(|bytes| {
+                    let rest = bytes.get(place.start as usize..).unwrap_or_default();
+                    rest[..rest.len().min(limits::MAX_PART_BYTES)].to_vec()
+                });
+                Response::Read(place, part.ok_or_else(|| "there are no bytes here".into()))
             }
             Request::Restore { resumed, wanted } => {
                 let cuts: Vec<&ShardCut> = resumed

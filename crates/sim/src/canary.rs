@@ -1,5 +1,9 @@
 //! Planted bugs. A swarm that does not find them would not find real ones either.
 
+mod broken_replica;
+
+pub use broken_replica::BrokenReplica;
+
 use paramill_core::checkpoint::Response;
 use paramill_core::consistency::{ClientSync, Consistency, Decision, PullView, SyncState};
 use paramill_core::landing::{Destination, Landing};
@@ -40,11 +44,15 @@ pub enum Canary {
     Outlived,
     /// Whose gradients are in a sum is not remembered: when its aggregator dies, they are taken again. Found by counting pushes.
     Anonymous,
+    /// A shard takes its copy to have what has only been sent to it. Found by counting pushes when the copy takes over.
+    Ungated,
+    /// A process that a shard was taken from goes on with it. Found by comparing which inputs both have.
+    Stubborn,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Canary; 11] = [
+    pub const ALL: [Canary; 13] = [
         Canary::Forgetful,
         Canary::Hasty,
         Canary::Absent,
@@ -56,11 +64,18 @@ impl Canary {
         Canary::Dated,
         Canary::Outlived,
         Canary::Anonymous,
+        Canary::Ungated,
+        Canary::Stubborn,
     ];
 
     /// Whether it is a bug of shards; else it is one of workers.
     pub fn is_of_shards(self) -> bool {
-        !matches!(self, Canary::Reused | Canary::Outlived)
+        !matches!(self, Canary::Reused | Canary::Outlived) && !self.is_of_copies()
+    }
+
+    /// Whether it is a bug between a shard and its copy.
+    pub fn is_of_copies(self) -> bool {
+        matches!(self, Canary::Ungated | Canary::Stubborn)
     }
 
     /// The components as workers with this bug know them.

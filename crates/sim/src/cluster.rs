@@ -1,7 +1,7 @@
 //! A whole job in a world: coordinator, data cores, workers with their applications, faults.
 
 use crate::actor::Actor;
-use crate::canary::{BrokenShard, Canary};
+use crate::canary::{BrokenReplica, BrokenShard, Canary};
 use crate::compute::{ComputeClock, SendMode};
 use crate::gradient::Gradients;
 use crate::network::{HostId, Position};
@@ -21,7 +21,7 @@ use paramill_core::registry::Registry;
 use paramill_core::replica::Replica;
 use paramill_core::server::{Shard, ShardConfig, ShardImage};
 use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
-use paramill_core::wire::ServedShard;
+use paramill_core::wire::{Plan, ServedShard};
 use paramill_core::worker::{Access, Worker, WorkerConfig};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -202,7 +202,7 @@ impl Cluster {
                 addresses: address.clone().into(),
                 ..builder.shard_config(ShardId { server: ServerId(server), core: 0 }, 0)
             };
-            let role = Actor::Shard(Box::new(Replica::new(now, config, builder.registry.clone())));
+            let role = builder.replica_or_broken(Replica::new(now, config, builder.registry.clone()));
             Newcomer { id, address, role }
         });
     }
@@ -267,16 +267,20 @@ impl Cluster {
         actor.as_player().expect("a worker's node holds a player")
     }
 
-    /// A data core.
+    /// A shard, where it is served; where its server has died and nobody has taken over yet, its copy.
     pub fn shard(&self, shard: ShardId) -> &Shard {
-        let serves = |(node, actor): (NodeId, &'_ Actor)| -> Option<(u32, NodeId)> {
-            let served = actor.as_shard().filter(|served| served.id() == Some(shard))?;
-            (self.world.ended(node) != Some(&Ended::Crashed)).then_some((served.epoch(), node))
-        };
+        let is_alive = |node: NodeId| self.world.ended(node) != Some(&Ended::Crashed);
+        let alive = || self.world.roles().filter(|(node, _)| is_alive(*node)).map(|(_, actor)| actor);
+        let is_meant = |found: &&Shard| found.id() == Some(shard);
         // A process that the shard was taken from may not have heard of it.
-        let node = self.world.roles().filter_map(serves).max().map_or(NodeId::Shard(shard), |(_, node)| node);
-        let actor = self.world.role(node).expect("every shard was added");
-        actor.as_shard().expect("a shard's node holds a shard")
+        let served = alive().filter_map(Actor::as_shard).filter(is_meant).max_by_key(|served| served.epoch());
+        let copy = || {
+            let copies = alive().filter_map(Actor::as_replica);
+            let copies = copies.filter_map(|replica| replica.copy().filter(is_meant).zip(replica.position()));
+            copies.max_by_key(|(_, (_, number))| *number).map(|(copy, _)| copy)
+        };
+        let dead = || self.world.role(NodeId::Shard(shard)).and_then(Actor::as_shard);
+        served.or_else(copy).or_else(dead).expect("every shard is somewhere")
     }
 
     /// Which node is on which host.
@@ -302,15 +306,20 @@ impl Cluster {
     }
 
     /// Runs until the coordinator has ended the job and the shards have heard of it, or until `until`. Says whether the
-    /// coordinator has ended the job.
+    /// coordinator has ended the job: one that has crashed and is going to be started anew has not.
     pub fn run<O: Observer<Actor>>(&mut self, until: Time, observer: &mut O) -> Result<bool, Violation> {
         let aggregators = self.aggregator_ids().map(NodeId::Aggregator);
         let shards: Vec<NodeId> = self.shard_ids().map(NodeId::Shard).chain(aggregators).collect();
+        let is_over = |world: &World<Actor>| {
+            world.ended(NodeId::Coordinator).is_some() && !world.is_to_return(NodeId::Coordinator)
+        };
         self.world.run(until, observer, |world| {
             let ended = |node: &NodeId| world.ended(*node).is_some();
-            ended(&NodeId::Coordinator) && shards.iter().all(ended)
+            // Cores that have come to serve a shard have inputs to apply until they hear of the end.
+            let serves_on = |(node, actor): (NodeId, &Actor)| actor.as_shard().is_some() && !ended(&node);
+            is_over(world) && shards.iter().all(ended) && !world.roles().any(serves_on)
         })?;
-        Ok(self.world.ended(NodeId::Coordinator).is_some())
+        Ok(is_over(&self.world))
     }
 
     fn add_coordinator(&mut self) {
@@ -370,16 +379,22 @@ impl Cluster {
     }
 }
 
-/// Whether the processes that serve a shard and keep its copy, as the plan says, both live.
+/// Whether the processes that serve a shard and keep its copy, as the plan says, both live, and the former has heard of the copy: a
+/// coordinator that dies before it has stored that there is one does not know of it afterwards.
 fn is_copied(world: &World<Actor>, served: &ServedShard) -> bool {
     let lives = |process: ProcessId, is_it: &dyn Fn(&Replica) -> bool| {
         let is_meant =
             |actor: &Actor| actor.as_replica().is_some_and(|core| core.process() == process && is_it(core));
         world.roles().any(|(node, actor)| world.ended(node).is_none() && is_meant(actor))
     };
-    let serves = |core: &Replica| core.shard().and_then(Shard::id) == Some(served.shard);
+    let knows = |plan: &Plan| {
+        plan.shards.iter().any(|known| known.shard == served.shard && known.copy == served.copy)
+    };
+    let serves = |core: &Replica| {
+        core.shard().is_some_and(|shard| shard.id() == Some(served.shard) && shard.plan().is_some_and(knows))
+    };
     let keeps = |core: &Replica| core.copy().and_then(Shard::id) == Some(served.shard);
-    lives(served.process, &serves) && served.copy.is_some_and(|copy| lives(copy, &keeps))
+    lives(served.process, &serves) && served.copy.is_some_and(|copy| lives(copy.process, &keeps))
 }
 
 impl Builder {
@@ -476,8 +491,15 @@ impl Builder {
 
     fn broken_or_not(&self, now: Time, shard: Shard, config: ShardConfig) -> Actor {
         match self.play.canary.filter(|canary| canary.is_of_shards()) {
-            None => Actor::Shard(Box::new(Replica::serving(now, shard, config, self.registry.clone()))),
+            None => self.replica_or_broken(Replica::serving(now, shard, config, self.registry.clone())),
             Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),
+        }
+    }
+
+    fn replica_or_broken(&self, replica: Replica) -> Actor {
+        match self.play.canary.filter(|canary| canary.is_of_copies()) {
+            None => Actor::Shard(Box::new(replica)),
+            Some(canary) => Actor::BrokenReplica(Box::new(BrokenReplica::new(replica, canary))),
         }
     }
 
@@ -601,6 +623,21 @@ mod tests {
             let network = NetworkConfig { latency_us: 5e3, ..NetworkConfig::default() };
             let faults = vec![format!("worker=1:crash@{crash_ms}ms,restart=1ms"), "server=0:slow=50x".into()];
             finished(&Scenario { iterations: 8, faults, network, ..Scenario::new(3, 2, 100) });
+        }
+    }
+
+    /// The coordinator dies around the end of the job, also when all shards have ended and it has yet to hear that they did.
+    #[test]
+    fn a_job_is_not_over_while_its_coordinator_is_to_be_started_anew() {
+        let network = NetworkConfig { latency_us: 5e3, ..NetworkConfig::default() };
+        let base = Scenario { iterations: 3, network, ..Scenario::new(2, 1, 100) };
+        let end_ms = finished(&base).world.now().as_secs_f64() * 1e3;
+        for step in -20..20 {
+            let crash_ms = end_ms + f64::from(step);
+            let faults = vec![format!("coordinator:crash@{crash_ms}ms,restart=50ms")];
+            let cluster = finished(&Scenario { faults, ..base.clone() });
+            let ended = cluster.world.ended(NodeId::Coordinator);
+            assert_eq!(ended, Some(&Ended::Stopped { error: None }), "{step} ms from the end");
         }
     }
 

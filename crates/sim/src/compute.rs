@@ -3,7 +3,7 @@
 
 use paramill_core::fault::FaultPlan;
 use paramill_core::prng::Prng;
-use paramill_core::types::{Clock, WorkerId};
+use paramill_core::types::{Clock, Time, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -122,6 +122,9 @@ impl LayerTimes {
     }
 }
 
+/// Longer than any scenario.
+const FOR_EVER: Duration = Duration::from_secs(100_000_000);
+
 /// One worker's computation times.
 #[derive(Debug)]
 pub struct ComputeClock {
@@ -136,6 +139,14 @@ impl ComputeClock {
     pub fn new(model: ComputeModel, faults: FaultPlan, seed: u64, worker: WorkerId) -> ComputeClock {
         let prng = Prng::fork(seed, 0x636F_6D70 << 32 | u64::from(worker.0));
         ComputeClock { worker, model, faults, prng }
+    }
+
+    /// How much longer a computation takes that would end at `end`: for ever, if the application hangs before that.
+    pub fn stall(&self, end: Time) -> Duration {
+        match self.faults.stall_at(self.worker) {
+            Some(at) if at <= end => FOR_EVER,
+            _ => Duration::ZERO,
+        }
     }
 
     /// How long the iteration `clock` takes. Called once for each, in order.

@@ -53,7 +53,7 @@ impl Role for Operator {
     }
 
     fn hello(&self, _connection: ConnectionId) -> Hello {
-        Hello { job: self.job.clone(), from: Party::Command, incarnation: 0 }
+        Hello { job: self.job.clone(), from: Party::Command, incarnation: 0, to: None }
     }
 
     fn handle_connected(&mut self, now: Time, _connection: ConnectionId, _welcome: &Welcome) {

@@ -440,6 +440,7 @@ impl Player {
                         (first..local.made).map(|step| self.program.compute.step(step)).sum()
                     }
                 };
+                let time = time + self.program.compute.stall(now + time);
                 self.times.computed += time;
                 (0..self.program.tables.len()).for_each(|table| self.remember_read(table));
                 Some(Ok(State::Computing { until: now + time }))
@@ -508,6 +509,7 @@ impl Player {
             return Ok(State::Pulling { since: now, clock });
         }
         let step = self.program.compute.step(clock);
+        let step = step + self.program.compute.stall(now + step);
         self.times.computed += step;
         Ok(State::Layers { step, done: 0, at: Layer::Waiting { since: now } })
     }

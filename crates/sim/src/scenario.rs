@@ -21,6 +21,7 @@ use paramill_core::table::TableSpec;
 use paramill_core::types::{AggregatorId, WorkerId};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
+use std::time::Duration;
 
 /// A job to run. Everything has a default but the tables.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +37,8 @@ pub struct Scenario {
     pub cores: u32,
     /// Copies that are kept of every shard on other servers: none or one.
     pub replicas: u32,
+    /// A member that makes no progress for so many seconds while others wait for it is left behind. 0: none is.
+    pub progress_timeout_s: f64,
     /// A checkpoint is made at clocks that are multiples of this. 0: none.
     pub checkpoint_every: u64,
     /// Aggregators between workers and servers; workers are shared out among them by rank. 0: workers talk to the
@@ -141,6 +144,7 @@ impl Default for Scenario {
             servers: 2,
             cores: 1,
             replicas: 0,
+            progress_timeout_s: 0.0,
             checkpoint_every: 0,
             aggregators: 0,
             aggregator_cores: 1,
@@ -301,12 +305,14 @@ impl Scenario {
     /// The job as its coordinator sees it, whoever drives it.
     pub fn job_config(&self, job: &str) -> JobConfig {
         let policy = CheckpointPolicy { every: Every::Steps(self.checkpoint_every), keep: checkpoint::KEEP };
-        let checkpoints = Checkpointing { policy, resume: None, kept: vec![] };
+        let checkpoints = Checkpointing { policy: Some(policy), resume: None, kept: vec![] };
         JobConfig {
             policy: self.policy.clone(),
             overrides: self.overrides.clone(),
             seed: self.seed,
             replicas: self.replicas,
+            progress_timeout: (self.progress_timeout_s > 0.0)
+                .then(|| Duration::from_secs_f64(self.progress_timeout_s.min(1e7))),
             checkpoints: (self.checkpoint_every > 0).then_some(checkpoints),
             ..JobConfig::new(job, self.workers, self.servers)
         }

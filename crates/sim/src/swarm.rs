@@ -8,7 +8,9 @@ mod draw;
 pub use draw::Drawn;
 
 use crate::canary::Canary;
-use crate::checkers::{Checkers, Copies, ExactlyOnce, Held, Memory, Readers, Replicas, Staleness, Trace};
+use crate::checkers::{
+    Checkers, Copies, ExactlyOnce, Held, Memory, Owners, Readers, Replicas, Staleness, Trace,
+};
 use crate::cluster::Cluster;
 use crate::compute::SendMode;
 use crate::gradient::Gradients;
@@ -345,6 +347,7 @@ fn checkers(drawn: &Drawn, cluster: &Cluster, trace: Option<fn(&str)>) -> Result
     checkers.add(Memory::new(cluster)?);
     if drawn.scenario.replicas > 0 {
         checkers.add(Copies::default());
+        checkers.add(Owners::default());
     }
     if let Some(held) = Held::new(cluster)? {
         checkers.add(held);
@@ -371,7 +374,7 @@ mod tests {
     /// its story too, in `cluster`, in `tests/roles`, or beside the role.
     #[test]
     fn worlds_that_broke_a_promise_once_keep_it() {
-        for seed in [2372, 6003, 10467, 33304, 40336] {
+        for seed in [2372, 6003, 10467, 33304, 40336, 504007, 601734, 617463, 622265, 900219, 1003136] {
             let result = run_seed(seed, None);
             assert!(result.outcome.is_passed(), "{result:#?}");
         }
@@ -396,6 +399,8 @@ mod tests {
             (Canary::Dated, "an acknowledged push was lost"),
             (Canary::Outlived, "computes iteration"),
             (Canary::Anonymous, "a push was applied twice"),
+            (Canary::Ungated, "an acknowledged push was lost"),
+            (Canary::Stubborn, "which was given to another process"),
         ] {
             // A bug may be seen by its consequences first; the promise that it breaks is broken soon.
             let is_it = |seed| match run_seed(seed, Some(canary)).outcome {

@@ -8,6 +8,7 @@
 //! far ahead are read from last, and those who do not take their answers are not read from at all.
 
 mod channel;
+mod connecting;
 mod connection;
 mod directory;
 mod event;
@@ -37,7 +38,7 @@ use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Frame, Lost, Output, Priority, Role};
 use paramill_core::types::{ConnectionId, NodeId, Time};
-use paramill_core::wire::{Header, Hello};
+use paramill_core::wire::Header;
 use payload::{Copies, Payload};
 use reader::{Reader, Source};
 use std::collections::{BTreeMap, VecDeque};
@@ -210,6 +211,12 @@ impl<R: Role + 'static> World<R> {
         self.by_id.get(&id).and_then(|&index| self.nodes[index].ended.as_ref())
     }
 
+    /// Whether the node has crashed and is going to be started anew.
+    pub fn is_to_return(&self, id: NodeId) -> bool {
+        let node = self.by_id.get(&id).map(|&index| &self.nodes[index]);
+        node.is_some_and(|node| node.ended == Some(Ended::Crashed) && node.restarts_due > 0)
+    }
+
     /// The node stands still from `at` on for `length`: what happens to it meanwhile waits.
     pub fn pause(&mut self, id: NodeId, at: Time, length: Duration) {
         if let Some(&node) = self.by_id.get(&id) {
@@ -228,6 +235,7 @@ impl<R: Role + 'static> World<R> {
     /// lives or that ended by its own word.
     pub fn restart(&mut self, id: NodeId, at: Time, build: impl FnOnce(Time) -> R + 'static) {
         if let Some(&node) = self.by_id.get(&id) {
+            self.nodes[node].restarts_due += 1;
             let rebirth = self.rebirth(move |now, _| build(now));
             self.queue.push(at.max(self.now), Event::Restart { node, rebirth });
         }
@@ -448,6 +456,9 @@ impl<R: Role + 'static> World<R> {
         }
         let index = self.concerned(&event);
         let node = &mut self.nodes[index];
+        if let Event::Restart { .. } = event {
+            node.restarts_due -= 1;
+        }
         if node.ended.is_some() {
             return self.discard(index, event, observer);
         }
@@ -467,8 +478,23 @@ impl<R: Role + 'static> World<R> {
         }
         if self.happen(index, event, observer)? {
             self.settle(index, observer)?;
+            if self.is_silent(index) {
+                self.nodes[index].role.handle_silence(self.now);
+                self.settle(index, observer)?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether nothing waits to be sent by a node that wants to know it.
+    fn is_silent(&self, index: usize) -> bool {
+        let node = &self.nodes[index];
+        let is_waiting = |connection: &usize| {
+            let connection = &self.connections[*connection];
+            connection.channels[connection.other_side(index)].is_waiting()
+        };
+        let awaits = node.ended.is_none() && node.role.awaits_silence();
+        awaits && !node.connections.values().any(is_waiting)
     }
 
     /// The node to which an event happens.
@@ -588,7 +614,9 @@ impl<R: Role + 'static> World<R> {
                 let response = self.archive.carry_out(*request);
                 self.nodes[index].role.handle_archived(now, response);
             }
-            Event::Dial { from, life, name, hello, .. } => self.accept(index, (from, life), name, &hello),
+            Event::Dial { from, life, name, hello, .. } => {
+                connecting::accept(self, index, (from, life), name, &hello)
+            }
             Event::Dialled { connection, welcome } => {
                 let Connection { ends: [End { name, .. }, _], is_open, life, .. } =
                     self.connections[connection];
@@ -656,8 +684,15 @@ impl<R: Role + 'static> World<R> {
         while let Some(output) = self.nodes[index].role.poll_output() {
             match output {
                 Output::Send { to, frame, priority } => self.queue_frame(index, to, frame, priority),
-                Output::Connect { connection, address } => self.dial(index, connection, &address),
+                Output::Connect { connection, address } => {
+                    connecting::dial(self, index, connection, &address)
+                }
                 Output::Disconnect { connection } => self.close(index, connection),
+                Output::Abandon { connection } => {
+                    if let Some(connection) = self.nodes[index].connections.remove(&connection) {
+                        self.reset(connection, "the peer closed the connection");
+                    }
+                }
                 Output::Listen => self.nodes[index].listen(self.now, self.directory.of(index)),
                 Output::Remember { state } => self.store(index, state),
                 Output::StartCore => self.start_beside(index),
@@ -706,13 +741,15 @@ impl<R: Role + 'static> World<R> {
     }
 
     fn end<O: Observer<R>>(&mut self, index: usize, how: Ended, observer: &mut O) -> Result<(), String> {
-        let names = self.nodes[index].connections.keys().copied().collect::<Vec<_>>();
-        for name in names {
-            if how == Ended::Crashed {
-                self.reset(self.nodes[index].connections[&name], "the peer died");
-            } else {
-                self.close(index, name);
-            }
+        if how == Ended::Crashed {
+            // Those too that were closed behind frames which wait.
+            let is_its =
+                |connection: &usize| self.connections[*connection].ends.iter().any(|e| e.node == index);
+            let its: Vec<usize> = (0..self.connections.len()).filter(is_its).collect();
+            its.into_iter().for_each(|connection| self.reset(connection, "the peer died"));
+        } else {
+            let names: Vec<_> = self.nodes[index].connections.keys().copied().collect();
+            names.into_iter().for_each(|name| self.close(index, name));
         }
         self.flush_dirty(observer)?;
         let node = &mut self.nodes[index];
@@ -721,59 +758,6 @@ impl<R: Role + 'static> World<R> {
         node.postponed.clear();
         node.ended = Some(how);
         Ok(())
-    }
-
-    fn dial(&mut self, index: usize, name: ConnectionId, address: &str) {
-        let Node { id, life, .. } = self.nodes[index];
-        let target = self.directory.find(address);
-        let reached = match target {
-            Some(target) => match self.rules.on_connect(self.now, id, self.nodes[target].id) {
-                Some(why) => Err(why),
-                None => Ok(target),
-            },
-            None => Err(format!("no node has the address `{address}`")),
-        };
-        let event = match reached {
-            Ok(target) => {
-                let hello = self.nodes[index].role.hello(name);
-                Event::Dial { from: index, life, name, target, hello }
-            }
-            Err(why) => Event::Unreachable { node: index, life, name, why: Lost::Broken(why) },
-        };
-        let latency = self.latency(index, target.unwrap_or(index));
-        self.queue.push(self.now + latency, event);
-    }
-
-    /// Somebody's hello is heard and answered.
-    fn accept(&mut self, index: usize, (from, life): (usize, u32), name: ConnectionId, hello: &Hello) {
-        let back = self.latency(index, from);
-        // The same peer may dial again before its old connection's end was noticed here: that ends first.
-        if let Some(old) = self.nodes[index].openers.remove(&(from, name)) {
-            let End { name, .. } = self.connections[old].ends[1];
-            if self.nodes[index].connections.get(&name) == Some(&old) {
-                self.reset(old, "replaced by a new connection");
-                self.lose(old, 1, "replaced by a new connection");
-            }
-        }
-        match self.nodes[index].role.accept(self.now, hello) {
-            Ok(welcome) => {
-                let connection = self.connections.len();
-                let own_name = hello.connection(welcome.you);
-                let ends = [End { node: from, name }, End { node: index, name: own_name }];
-                // Each pair has dice of its own: who else talks to whom changes nothing for them.
-                let labels = [label(self.nodes[from].id), label(self.nodes[index].id)];
-                let dice =
-                    labels.map(|label| Prng::fork(self.seed ^ labels[0] ^ labels[1].rotate_left(32), label));
-                self.connections.push(Connection::new(ends, life, self.now + back, dice));
-                self.nodes[index].openers.insert((from, name), connection);
-                self.attach(connection, 1);
-                self.queue.push(self.now + back, Event::Dialled { connection, welcome });
-            }
-            Err(refusal) => {
-                let event = Event::Unreachable { node: from, life, name, why: Lost::Refused(refusal) };
-                self.queue.push(self.now + back, event);
-            }
-        }
     }
 
     fn attach(&mut self, connection: usize, side: usize) {
@@ -861,11 +845,21 @@ impl<R: Role + 'static> World<R> {
             self.launch(from, connection, side, None, Payload::empty(), Delay::default());
         } else if channel.is_waiting() {
             self.counts.waited += 1;
+        } else if self.nodes[from].role.awaits_silence() {
+            self.set_timer(from, self.now);
         }
         if was_congested && !reading::is_congested(self, connection) {
             reading::call_reader(self, from);
         }
         Ok(())
+    }
+
+    /// The node that sends to one side of a connection. A shard is called as the receiver calls it: its frames may leave after its core has
+    /// come to be a spare one.
+    fn sender(&self, connection: usize, receiver: usize) -> NodeId {
+        let ends = &self.connections[connection].ends;
+        let shard = ends[receiver].name.peer().filter(|peer| matches!(peer, NodeId::Shard(_)));
+        shard.unwrap_or_else(|| self.nodes[ends[1 - receiver].node].name())
     }
 
     /// The link takes a frame: its header and its bytes are what they are now.
@@ -877,7 +871,7 @@ impl<R: Role + 'static> World<R> {
         mut frame: Frame,
         observer: &mut O,
     ) -> Result<(), String> {
-        let (from, role) = (self.nodes[index].name(), &self.nodes[index].role);
+        let (from, role) = (self.sender(connection, side), &self.nodes[index].role);
         if matches!(frame.body, Body::Stored { .. }) {
             role.refresh(&mut frame.header);
         }
@@ -998,8 +992,8 @@ impl<R: Role + 'static> World<R> {
         observer: &mut O,
     ) -> Result<(), String> {
         let Source { connection, side } = source;
-        let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
-        let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].name());
+        let name = self.connections[connection].ends[side].name;
+        let (now, from) = (self.now, self.sender(connection, side));
         let shard = self.connections[connection].shard();
         let frames = LANDING_FRAMES.min(reading::allowance(self, index, source).saturating_add(1));
         let to = self.nodes[index].name();

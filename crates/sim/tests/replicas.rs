@@ -72,6 +72,19 @@ fn one_server_after_the_other_dies_and_comes_back() {
     }
 }
 
+/// The coordinator dies within milliseconds of a server. What it had not stored by then it does not know afterwards, and so a server has
+/// a copy that can take over only once that is stored.
+#[test]
+fn a_copied_server_and_the_coordinator_die_at_nearly_the_same_time() {
+    for step in 0..60 {
+        let crash_ms = 500 + step;
+        let faults = format!("faults = ['coordinator:crash@{crash_ms}ms,restart=50ms']");
+        let scenario = Scenario { iterations: 60, ..scenario(3, "asp", &faults) };
+        let after = Some(Duration::from_millis(2));
+        run(&scenario, |cluster| cluster.crash_copied_server(ServerId(1), at(0.1), at(0.7), after));
+    }
+}
+
 /// The checkpoints that are complete in the end: each has one version of everything.
 fn checkpoints(scenario: &Scenario, disturb: impl FnOnce(&mut Cluster)) -> Vec<u64> {
     let mut cluster = Cluster::new(scenario).expect("the scenario can be run");
@@ -108,4 +121,43 @@ fn checkpoints_are_made_while_the_coordinator_is_started_anew() {
     let faults = "faults = ['coordinator:crash@2s,restart=1s', 'coordinator:crash@4s,restart=100ms']\ncheckpoint_every = 7";
     let complete = checkpoints(&scenario(2, "bsp", faults), |_| {});
     assert_eq!(complete.last(), Some(&200));
+}
+
+/// The host of the coordinator dies, which serves shards too: another process coordinates the job from `after` on, with what was stored, and the copies
+/// serve those shards.
+#[test]
+fn the_host_that_coordinates_and_serves_dies_and_the_job_goes_on_elsewhere() {
+    for sync in ["bsp", "asp", "ssp:s=2"] {
+        for (when, after) in [("1.3", "100ms"), ("2", "1s"), ("2.51", "6s"), ("3.333", "12s")] {
+            let faults = format!("faults = ['coordinator:crash@{when}s,restart={after}']");
+            let scenario = scenario(3, sync, &faults);
+            let calm = run(&Scenario { faults: vec![], ..scenario.clone() }, |_| {});
+            // The third server has no parameters.
+            for server in 0..2 {
+                let crash = at(when.parse().unwrap());
+                let gone = run(&scenario, |cluster| cluster.crash_server(ServerId(server), crash, None));
+                assert_eq!(gone, calm, "{sync}, server {server} at {when} s, coordinator after {after}");
+                // The process is started again on that host, and its data cores are spare.
+                let again = Some(Duration::from_secs(2));
+                let back = run(&scenario, |cluster| cluster.crash_server(ServerId(server), crash, again));
+                assert_eq!(back, calm, "{sync}, server {server} at {when} s, coordinator after {after}");
+            }
+        }
+    }
+}
+
+/// A server that has come back gets copies, and then shards, from those that took its place. Whenever it dies again, the ones that had these shards
+/// before have them still.
+#[test]
+fn a_server_may_die_whenever_shards_have_moved_to_it() {
+    let scenario = scenario(3, "bsp", "");
+    let calm = run(&scenario, |_| {});
+    for step in 0..150 {
+        let again = 1.4 + 0.02 * f64::from(step);
+        let disturbed = run(&scenario, |cluster| {
+            cluster.crash_server(ServerId(1), at(1.0), Some(Duration::from_millis(300)));
+            cluster.crash_server(ServerId(1), at(again), None);
+        });
+        assert_eq!(disturbed, calm, "server 1 dies again at {again} s");
+    }
 }

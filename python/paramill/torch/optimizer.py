@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
+import tempfile
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Optional, Sequence, cast
 
 import torch
@@ -14,6 +17,7 @@ from .. import _native
 from ..errors import NonFiniteError, OrderError, ParamillError, PolicyError
 from ..job import Job, init, open_jobs
 from ..policies import OptimizerPolicies, Policies
+from . import moments
 from .buckets import Bucket, BufferBucket, Slot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
@@ -221,14 +225,18 @@ class DistributedOptimizer(JobOptimizer):
         self._exchanger.close()
         self.job.close()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, servers: bool = False) -> dict[str, Any]:
         """Groups with their learning rates, the rule, and the iteration.
 
-        Not in it: what servers keep of past gradients (velocities, moments, how many steps were made), and what a codec
-        has not sent yet. :meth:`load_state_dict` warns of that where the rule has such a state.
+        With `servers` also what servers keep of past gradients (velocities, moments, how many steps were made), in torch's layout where
+        torch has the rule: all workers call it after the same step, and each gets all of it. Without it :meth:`load_state_dict` warns
+        that it is missing, where the rule has such a state. What a codec has not sent yet is never in it.
         """
         state = super().state_dict()
         state["paramill"] = {"rule": self._rule, "iteration": self.job.iteration}
+        if servers:
+            state["state"] = self._servers_state()
+            state["paramill"]["servers"] = True
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -236,19 +244,27 @@ class DistributedOptimizer(JobOptimizer):
         over by what the rule has of it, and refused where it asks for more (``amsgrad``).
 
         Servers go on with the state that they have. In a new job that is none, and a warning says so unless the rule is
-        plain ``sgd``: momentum builds up again, and Adam corrects its bias from the first step on.
+        plain ``sgd``: momentum builds up again, and Adam corrects its bias from the first step on. A state with that of the servers is
+        refused unless the job is at its iteration: servers take theirs from a checkpoint (``--resume``), before a job begins.
         """
         rule = state_dict.get("paramill", {}).get("rule", self._rule)
         if rule != self._rule:
             raise PolicyError(f"this state is of an optimizer `{rule}`, and this one is `{self._rule}`")
+        saved = state_dict.get("paramill", {})
+        if saved.get("servers") and rule != "sgd" and saved["iteration"] != self.job.iteration:
+            raise PolicyError(
+                f"this state has that of the servers at iteration {saved['iteration']}, and the job is at {self.job.iteration}: servers "
+                "take theirs when a job begins, from a checkpoint (job.checkpoint(FILE), and servers with --resume FILE); or "
+                "load one that was saved without it (state_dict())"
+            )
         # The parameters of the last step are those of the groups that it was made with.
         self._exchanger.synchronize()
         own = self.param_groups
         state = {key: value for key, value in state_dict.items() if key != "paramill"}
         if "paramill" not in state_dict:
             state["param_groups"] = [from_torch(rule, self._keys, group) for group in state["param_groups"]]
-            # Moments are the servers': those of torch would be saved again with the next state as if they counted.
-            state["state"] = {}
+        # Moments are the servers': these would be saved again with the next state as if they counted.
+        state["state"] = {}
         super().load_state_dict(state)
         for group, before_it in zip(self.param_groups, own):
             # A state of one of torch's optimizers does not have all that this rule has.
@@ -263,6 +279,29 @@ class DistributedOptimizer(JobOptimizer):
                 "(velocities, moments, steps made) is not in a state_dict and begins anew",
                 stacklevel=2,
             )
+
+    def _servers_state(self) -> dict[int, dict[str, Any]]:
+        """The servers' state of every parameter that is trained, by its number over all groups."""
+        self.synchronize()
+        # Nobody pushes meanwhile: the checkpoint is of this iteration.
+        self.job.barrier("paramill.state_dict")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "copy.safetensors"
+            self.job._native.checkpoint(None, os.fspath(path), self.job.iteration)
+            tables = moments.read(path)
+        self.job.barrier("paramill.state_dict")
+        numbers = {p: n for n, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        state: dict[int, dict[str, Any]] = {}
+        for bucket in self._exchanger.buckets:
+            assert bucket._table is not None
+            for slot, (start, _) in zip(bucket.slots, bucket.layers):
+                of = tables[bucket._table.name].of(self._rule, start, slot.parameter.shape)
+                state[numbers[slot.parameter]] = of
+        for rows in self._exchanger.sparse:
+            assert rows._table is not None
+            of = tables[rows._table.name].of(self._rule, 0, rows.slot.parameter.shape)
+            state[numbers[rows.slot.parameter]] = of
+        return dict(sorted(state.items()))
 
     def _waits(self) -> dict[Tensor, Wait]:
         waits: dict[Tensor, Wait] = {}

@@ -43,7 +43,7 @@ pub(crate) fn check(root: &Path, files: &[File]) -> Result<Vec<Finding>> {
 fn metadata(root: &Path) -> Result<Value> {
     let host = host_platform()?;
     let output = Command::new(cargo_program())
-        .args(["metadata", "--format-version", "1", "--filter-platform", &host])
+        .args(["metadata", "--format-version", "1", "--all-features", "--filter-platform", &host])
         .current_dir(root)
         .output()
         .context("cargo could not be started")?;

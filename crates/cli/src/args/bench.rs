@@ -25,9 +25,10 @@ pub(crate) enum BenchCommand {
 }
 
 /// Options of an exchange that are about this machine, its processes and their sockets.
-const REAL_EXCHANGE: [&str; 14] = [
+const REAL_EXCHANGE: [&str; 15] = [
     "transport",
     "worker_loops",
+    "replicas",
     "copy",
     "congestion",
     "pin",
@@ -107,6 +108,9 @@ pub(crate) struct ExchangeArgs {
     /// Servers.
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub(crate) servers: u32,
+    /// Copies of every shard, on another server: 0 or 1. They are made before anything is measured.
+    #[arg(long, value_name = "R")]
+    pub(crate) replicas: Option<u32>,
     /// Data cores of each server [default: this machine's cores, divided among the servers].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,

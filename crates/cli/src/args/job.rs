@@ -42,6 +42,10 @@ pub(crate) struct JobArgs {
     /// first. Needs --processes [default: 0].
     #[arg(long, value_name = "R", help_heading = "Cluster")]
     pub(crate) replicas: Option<u32>,
+    /// A worker or server that lives and makes no progress for so long while others wait for it is left behind: a worker is declared dead, a
+    /// server's copies take over. Needs --processes [default: it is only named].
+    #[arg(long, value_name = "TIME", help_heading = "Cluster")]
+    pub(crate) progress_timeout: Option<Span>,
     /// Data cores of each server [default: by the CPUs that the job's servers and workers share].
     #[arg(long, value_name = "K", help_heading = "Cluster")]
     pub(crate) cores: Option<u32>,

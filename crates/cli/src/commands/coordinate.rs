@@ -20,6 +20,8 @@ pub(crate) fn run(args: &CoordinateArgs, registry: &Arc<Registry>, output: &Outp
     let mut job = JobArgs {
         workers: args.workers,
         servers: args.servers,
+        replicas: args.replicas,
+        progress_timeout: args.progress_timeout,
         topology: args.topology.clone(),
         seed: args.seed,
         policy: args.policy.clone(),
@@ -43,15 +45,16 @@ pub(crate) fn run(args: &CoordinateArgs, registry: &Arc<Registry>, output: &Outp
     let config = ServerConfig {
         coordinate: Some(JobConfig {
             restart_grace: args.restart_grace.0,
-            replicas: args.replicas,
             topology: plan.topology().or_usage()?,
+            checkpoints: args.checkpoints.checkpointing(&args.job, output).or_usage()?,
             ..training::job_config(&plan, &args.job)
         }),
         hosts: args.host.clone().into_iter().collect(),
         cores: 0,
         seed: plan.seed,
         state,
-        coordinator_grace: args.memory.coordinator_grace.0,
+        checkpoints: args.checkpoints.place().or_usage()?,
+        coordinator_grace: state_place::grace(&args.memory),
         ..ServerConfig::new(&args.job, &listen)
     };
     let mut server = server::start(config, registry)?;

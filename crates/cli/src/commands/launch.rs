@@ -38,11 +38,13 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
     first.push(format!("--replicas={}", plan.cluster.replicas));
+    first.extend(args.progress_timeout.map(|timeout| format!("--progress-timeout={timeout}")));
     if let Some(topology) = &args.topology {
         first.push(format!("--topology={}", topology.display()));
     }
     first.extend_from_slice(&joining);
     first.extend(training::restart_grace(args.restart));
+    args.checkpoints.check().or_usage()?;
     first.extend(args.checkpoints.of_first());
     let servers = [joining.clone(), args.checkpoints.of_others()].concat();
     let url = training::start_servers(&mut processes, args.servers, &first, "", &servers)?;
@@ -84,7 +86,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         Ok(command)
     };
     let program = Program { command: Box::new(command), input: "", lingers: true };
-    let servers = Servers::new(&url, args.servers, plan.cluster.replicas, &joining);
+    let servers = Servers::new(&url, args.servers, plan.cluster.replicas, &servers);
     let mut workers = Workers::start(&mut processes, &url, args.workers, args.restart, servers, program)?;
     let mut ending = None;
     while workers.any_running(&processes) {
@@ -205,6 +207,7 @@ fn check(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<JobP
         workers: Some(args.workers),
         servers: Some(args.servers),
         replicas: args.replicas,
+        progress_timeout: args.progress_timeout,
         cores: args.cores,
         aggregators: args.aggregators,
         transport: args.transport,

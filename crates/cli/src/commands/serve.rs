@@ -19,6 +19,7 @@ use paramill_node::admin::{Admin, AdminError};
 use paramill_node::data_cores::data_cores;
 use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
+use paramill_node::state_store::StatePlace;
 use paramill_node::url::{self, JobUrl};
 use std::io::Write;
 use std::net::TcpListener;
@@ -117,6 +118,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         workers: args.workers,
         servers: args.servers,
         replicas: args.replicas,
+        progress_timeout: args.progress_timeout,
         cores: args.cores,
         transport: args.transport,
         rate: args.rate,
@@ -151,6 +153,14 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
             policy.get(Axis::Placement)
         ))?;
     }
+    let state = match args.end_with_parent && args.memory.state.is_none() {
+        // The process that started it starts everything anew.
+        true => None,
+        false => state_place::resolve(&args.memory, &listen, &args.job).or_usage()?,
+    };
+    // Servers that may all coordinate the job are numbered in the order of joining, like any others.
+    let is_elected = matches!(state, Some(StatePlace::Etcd(_)));
+    let server = args.index.or((!is_elected).then_some(0)).map(ServerId);
     Ok(ServerConfig {
         coordinate: Some(JobConfig {
             restart_grace: args.restart_grace.0,
@@ -165,16 +175,12 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         cores: plan.cluster.cores,
         transport: plan.cluster.transport,
         rate: plan.cluster.rate,
-        server: Some(ServerId(index)),
+        server,
         faults: training::faults(&plan.inject).or_usage()?,
         seed: plan.seed,
-        checkpoints: args.checkpoints.archive().or_usage()?,
-        state: match args.end_with_parent && args.memory.state.is_none() {
-            // Who started it starts everything anew.
-            true => None,
-            false => state_place::resolve(&args.memory, &listen, &args.job).or_usage()?,
-        },
-        coordinator_grace: args.memory.coordinator_grace.0,
+        checkpoints: args.checkpoints.place().or_usage()?,
+        state,
+        coordinator_grace: state_place::grace(&args.memory),
         ..ServerConfig::new(&args.job, &listen)
     })
 }
@@ -185,8 +191,22 @@ fn joining(args: &ServeArgs, url: &JobUrl, output: &Output) -> Result<ServerConf
         let error = anyhow!("policies are the job's: give them to its first server, or use `paramill set`");
         return Err(Failure::Usage(error));
     }
+    if args.memory.state.is_some() {
+        let error = anyhow!(
+            "--state with --join: this server does not coordinate the job. Leave --state out; or start every server with the same \
+             --state etcd://.. and without --join, and each of them may"
+        );
+        return Err(Failure::Usage(error));
+    }
+    if args.memory.coordinator_grace.is_some() {
+        let error = anyhow!(
+            "--coordinator-grace with --join: how long members wait for the coordinator is the job's. Tell its first server, or \
+             `paramill coordinate`"
+        );
+        return Err(Failure::Usage(error));
+    }
     let checkpoints = &args.checkpoints;
-    if checkpoints.every.is_some() || checkpoints.keep.is_some() || checkpoints.resume {
+    if checkpoints.every.is_some() || checkpoints.keep.is_some() || checkpoints.resume == Some(None) {
         let error = anyhow!("when checkpoints are made and gone on from is the job's: tell its first server");
         return Err(Failure::Usage(error));
     }
@@ -213,7 +233,7 @@ fn joining(args: &ServeArgs, url: &JobUrl, output: &Output) -> Result<ServerConf
         server: args.index.map(ServerId),
         faults,
         seed: args.seed.unwrap_or(1),
-        checkpoints: args.checkpoints.archive().or_usage()?,
+        checkpoints: args.checkpoints.place().or_usage()?,
         ..ServerConfig::new(&url.job, &url.address)
     })
 }

@@ -4,8 +4,8 @@ use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, WAIT_CAUSES, bytes, count};
 use paramill_core::status::{
-    AggregatorStatus, LinksReport, MemberState, ReaderStatus, ReceiverStatus, RoomChange, ServedStatus,
-    ShardReport, Status, WorkerStatus,
+    AggregatorStatus, LinksReport, MemberState, MovesStatus, ReaderStatus, ReceiverStatus, RoomChange,
+    ServedStatus, ShardReport, StalledStatus, Status, WorkerStatus,
 };
 use paramill_node::admin::Admin;
 use paramill_node::url::JobUrl;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
         output.table(&aggregators(&status.aggregators))?;
     }
     output.table(&tables(&status.shards))?;
-    for line in places(&status.served) {
+    for line in places(&status.served).into_iter().chain(moves(&status.moves)) {
         output.text(line)?;
     }
     for pack in &status.packs {
@@ -45,6 +45,10 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
     let waited = status.waited.lines(WAIT_CAUSES);
     for line in waits(&status).into_iter().chain(waited).chain(thresholds(&status)) {
         output.text(line)?;
+    }
+    for StalledStatus { node, seconds, holds_up } in &status.stalled {
+        output
+            .text(format!("{node} lives and makes no progress for {seconds:.0} s: it holds up {holds_up}"))?;
     }
     for warning in &status.warnings {
         output.text(format!("warning: {warning}"))?;
@@ -222,6 +226,18 @@ fn places(served: &[ServedStatus]) -> Vec<String> {
         None => format!("{} is served by a server that has gone", served.shard),
     });
     copies.into_iter().chain(moved).collect()
+}
+
+/// Shards that have moved, and those that are to, where there are any.
+fn moves(moves: &MovesStatus) -> Option<String> {
+    let MovesStatus { shards, bytes: moved, planned, under_way } = *moves;
+    let moved = format!("moves: {} so far, {}", count(shards as u32, "shard"), bytes(moved));
+    let more = format!("; {planned} to go, of which {under_way} under way");
+    match (shards, planned) {
+        (0, 0) => None,
+        (_, 0) => Some(moved),
+        _ => Some(moved + &more),
+    }
 }
 
 /// Who waits where, since when, and what would release it; and where conditions of worker 0 do not decide.

@@ -21,9 +21,19 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
     if plan.cluster.replicas > 0 && !plan.cluster.processes {
         return Err(anyhow!("--replicas is about server processes that may die: add --processes")).or_usage();
     }
+    if plan.cluster.progress_timeout.is_some() && !plan.cluster.processes {
+        let error = anyhow!("--progress-timeout is about processes that may hang: add --processes");
+        return Err(error).or_usage();
+    }
+    if plan.inject.iter().any(|fault| fault.contains(":stall@")) && !plan.cluster.processes {
+        let error =
+            anyhow!("`stall` hangs a worker for ever, and its process has to be ended: add --processes");
+        return Err(error).or_usage();
+    }
     if args.restart > 0 && !plan.cluster.processes {
         return Err(anyhow!("--restart is about worker processes: add --processes")).or_usage();
     }
+    args.checkpoints.check().or_usage()?;
     let has_broadcasts = plan.policy.is_broadcast()
         || plan
             .overrides

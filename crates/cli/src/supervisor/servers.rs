@@ -4,21 +4,20 @@ use super::Supervisor;
 use super::workers::COORDINATOR;
 use anyhow::{Context, Result};
 use paramill_node::stderr;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// A server that dies sooner would only die again.
+/// A server that was started anew and dies sooner would only die again.
 const LIFE: Duration = Duration::from_secs(1);
 
 /// The servers that may die: all but the first, which coordinates the job.
 #[derive(Debug, Default)]
 pub(crate) struct Servers {
-    /// Their numbers in events.
-    children: BTreeSet<usize>,
+    /// By their numbers in events: when they were started in the place of another, if they were.
+    children: BTreeMap<usize, Option<Instant>>,
     /// What they are started with.
     arguments: Vec<String>,
-    last_started: Option<Instant>,
 }
 
 impl Servers {
@@ -29,9 +28,8 @@ impl Servers {
         }
         let fixed = ["serve", "--json", "--end-with-parent", "--join", url].map(str::to_owned);
         Servers {
-            children: (COORDINATOR + 1..servers as usize).collect(),
+            children: (COORDINATOR + 1..servers as usize).map(|child| (child, None)).collect(),
             arguments: fixed.into_iter().chain(joining.iter().cloned()).collect(),
-            last_started: None,
         }
     }
 
@@ -42,8 +40,8 @@ impl Servers {
         child: usize,
         status: ExitStatus,
     ) -> Result<bool> {
-        let is_quick = self.last_started.is_some_and(|at| at.elapsed() < LIFE);
-        if !self.children.contains(&child) || is_quick {
+        let Some(started) = self.children.remove(&child) else { return Ok(false) };
+        if started.is_some_and(|at| at.elapsed() < LIFE) {
             return Ok(false);
         }
         let name = processes.name(child).to_owned();
@@ -51,8 +49,7 @@ impl Servers {
             Command::new(std::env::current_exe().context("cannot find this program's own file")?);
         command.args(&self.arguments);
         // Without a number: the one before may not have been given up yet.
-        self.children.insert(processes.spawn(name.clone(), command, "")?);
-        self.last_started = Some(Instant::now());
+        self.children.insert(processes.spawn(name.clone(), command, "")?, Some(Instant::now()));
         stderr::line(format_args!(
             "{name} failed ({status}) and is started anew; copies take over its shards"
         ));

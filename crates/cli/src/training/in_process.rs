@@ -142,7 +142,7 @@ fn start_servers(
         memory: Some(hub.clone()),
         faults: faults(&plan.inject)?,
         seed: plan.seed,
-        checkpoints: checkpoints.archive()?,
+        checkpoints: checkpoints.place()?,
         ..ServerConfig::new(JOB, "")
     };
     (0..plan.cluster.servers)

@@ -102,7 +102,7 @@ pub(crate) fn run(
         Ok(command)
     };
     let program = Program { command: Box::new(command), input: &text, lingers: false };
-    let servers = Servers::new(&url, plan.cluster.servers, plan.cluster.replicas, &joining);
+    let servers = Servers::new(&url, plan.cluster.servers, plan.cluster.replicas, &servers);
     let mut workers = Workers::start(&mut processes, &url, count, restarts, servers, program)?;
     let mut progress = None;
     let (mut curve, mut tally) = (Curve::new(count), Tally::default());

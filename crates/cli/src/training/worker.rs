@@ -297,6 +297,12 @@ impl Flow<'_> {
             return end.map(|()| None);
         }
         let loss = loss.context("the step was given up without a reason")?;
+        if faults.stall_at(rank).is_some_and(|at| paramill_node::process_time() >= at) {
+            // The library's own thread goes on saying that this worker lives; whoever started the process ends it.
+            loop {
+                std::thread::park();
+            }
+        }
         if self.is_slowed {
             let took = began.elapsed().saturating_sub(self.waited);
             let meant =

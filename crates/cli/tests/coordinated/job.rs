@@ -1,7 +1,9 @@
+#![allow(dead_code, reason = "not every test that is built with this uses all of it")]
 //! A job whose coordinator is a process of its own, whose servers are processes, and whose workers are threads of the test.
 
+use paramill_core::status::Status;
 use paramill_core::table::TableSpec;
-use paramill_node::admin::Admin;
+use paramill_node::admin::{Admin, AdminError};
 use paramill_node::client::{Job, JobOptions};
 use paramill_node::url::JobUrl;
 use rustix::process::{Pid, Signal, kill_process};
@@ -38,6 +40,14 @@ impl Process {
         let pid = Pid::from_raw(self.0.id() as i32).expect("it was started");
         kill_process(pid, Signal::KILL).unwrap();
         self.0.wait().unwrap();
+    }
+
+    /// Has it stand still for so long.
+    pub(crate) fn pause(&self, length: Duration) {
+        let pid = Pid::from_raw(self.0.id() as i32).expect("it was started");
+        kill_process(pid, Signal::STOP).unwrap();
+        std::thread::sleep(length);
+        kill_process(pid, Signal::CONT).unwrap();
     }
 
     /// Its exit code.
@@ -95,20 +105,39 @@ impl Progress {
 
 /// The job's restarts and phase, once its coordinator answers.
 pub(crate) fn status(url: &JobUrl) -> (u32, String) {
+    let status = wait_for(url, |_| true);
+    (status.restarts, status.phase)
+}
+
+/// The job's status, once its coordinator answers and something is so.
+pub(crate) fn wait_for(url: &JobUrl, is_so: impl Fn(&Status) -> bool) -> Status {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let asked = Admin::connect(url, Duration::from_secs(1)).and_then(|mut admin| admin.status());
-        match asked {
-            Ok(status) => return (status.restarts, status.phase),
-            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        match ask(url) {
+            Ok(status) if is_so(&status) => return status,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
         }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
+/// Whether the job's coordinator is there.
+pub(crate) fn ask(url: &JobUrl) -> Result<Status, AdminError> {
+    Admin::connect(url, Duration::from_secs(1)).and_then(|mut admin| admin.status())
+}
+
 /// Runs two servers and two workers while `disturb` does what it does, and keeps what that leaves until all have ended well.
 pub(crate) fn run<T>(url: &str, disturb: impl FnOnce(&Progress) -> T) -> T {
     let servers = [0, 1].map(|_| Process::start(&["serve", "--join", url, "--cores", "1"]));
+    let left = train(url, disturb);
+    for server in servers {
+        assert_eq!(server.wait(), Some(0));
+    }
+    left
+}
+
+/// Runs two workers while `disturb` does what it does. They count their steps, and find all of them in the parameters.
+pub(crate) fn train<T>(url: &str, disturb: impl FnOnce(&Progress) -> T) -> T {
     let progress = Progress::default();
     let work = |rank: u32| {
         let options = JobOptions::at(url.parse().unwrap()).rank(rank).timeout(PATIENCE).log(|_, _| {});
@@ -121,12 +150,13 @@ pub(crate) fn run<T>(url: &str, disturb: impl FnOnce(&Progress) -> T) -> T {
             job.clock();
             table.sync().unwrap();
             steps += 1;
+            assert!(table.read(|values| values.iter().all(|value| *value == -(steps as f32))).unwrap());
             progress.steps[rank as usize].store(steps, Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(2));
         }
         job.close().unwrap();
     };
-    let left = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let work = &work;
         let workers: Vec<_> = (0..WORKERS).map(|rank| scope.spawn(move || work(rank))).collect();
         progress.go_on(5);
@@ -134,9 +164,5 @@ pub(crate) fn run<T>(url: &str, disturb: impl FnOnce(&Progress) -> T) -> T {
         progress.is_last.store(true, Ordering::Relaxed);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         left
-    });
-    for server in servers {
-        assert_eq!(server.wait(), Some(0));
-    }
-    left
+    })
 }

@@ -144,6 +144,33 @@ impl Encoder {
         self.residual.as_slice()
     }
 
+    /// Velocities (DGC); empty when the chain has none.
+    pub fn velocity(&self) -> &[f32] {
+        self.velocity.as_slice()
+    }
+
+    /// The last factors of every layer (PowerSGD); empty where there are none.
+    pub fn bases(&self) -> impl Iterator<Item = &[f32]> {
+        self.bases.iter().map(Vec::as_slice)
+    }
+
+    /// Has the velocities of an encoder of the same chain and table. False if they do not fit.
+    pub fn set_velocity(&mut self, velocity: &[f32]) -> bool {
+        let fits = velocity.len() == self.velocity.len();
+        if fits {
+            self.velocity.as_mut_slice().copy_from_slice(velocity);
+        }
+        fits
+    }
+
+    /// Has the last factors of a layer of an encoder of the same chain and table.
+    pub fn set_base(&mut self, layer: usize, base: Vec<f32>) {
+        if self.bases.len() <= layer {
+            self.bases.resize_with(layer + 1, Vec::new);
+        }
+        self.bases[layer] = base;
+    }
+
     /// Does `work` on the chunk that begins at `start` while the residual (and DGC's velocity) of the chunk's absent
     /// ranges is set aside, and puts it back afterwards. What was not sent of these ranges waits for their next gradient.
     /// The receiver takes zeros for whatever a payload says of them, so no rounding error of theirs is kept either.
@@ -425,6 +452,11 @@ impl Encoder {
 
     /// The same for values as they were received, whichever chain made them. They are kept even if this chain keeps nothing.
     pub fn put_back_values(&mut self, start: usize, values: &[f32]) {
+        if values.len() == self.elements && !self.has_unsent() {
+            // Bit for bit: a sum with zeros has no negative ones.
+            self.residual = Buffer::copy_of(values);
+            return;
+        }
         if self.residual.is_empty() {
             self.residual = Buffer::zeroed(self.elements);
         }

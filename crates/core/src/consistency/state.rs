@@ -262,6 +262,11 @@ impl SyncState {
         self.by_progress(|progress, v_train| progress < v_train)
     }
 
+    /// When the version last advanced; `None` before it has.
+    pub fn opened(&self) -> Option<Time> {
+        self.opened
+    }
+
     /// The registered worker that is furthest behind, and its progress.
     pub fn slowest(&self) -> Option<(WorkerId, i64)> {
         self.live().min_by_key(|&(worker, progress)| (progress, worker))

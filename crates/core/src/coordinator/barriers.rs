@@ -112,6 +112,14 @@ impl Barriers {
         Some(Control::BarrierReached { name, last, version })
     }
 
+    /// The barriers that a worker waits at and another has not come to.
+    pub(super) fn missed(&self, waits: WorkerId, by: WorkerId) -> impl Iterator<Item = &str> {
+        let of = |worker| self.workers.get(&worker).map(|arrivals| &arrivals.waiting);
+        let others = of(by);
+        let names = of(waits).into_iter().flat_map(BTreeMap::keys);
+        names.filter(move |name| others.is_none_or(|others| !others.contains_key(*name))).map(String::as_str)
+    }
+
     /// Takes out the barriers that all of these workers wait at.
     fn take_reached(&mut self, running: &[WorkerId]) -> Vec<String> {
         let waits = |worker: &WorkerId, name: &str| {

@@ -1,13 +1,14 @@
-//! When checkpoints are made, and how far the one under way is. The files are the shards'; the manifest, which makes a checkpoint of
-//! them, is written last.
+//! When checkpoints are made, and how far the one under way is. The files are the shards' and the workers'; the manifest, which makes a
+//! checkpoint of them, is written last.
 
 use super::config::Checkpointing;
-use crate::checkpoint::{self, CheckpointPolicy, Every, Manifest, SavedFile, SavedTable};
+use super::gathering::{Arrival, Gathering, Late};
+use crate::checkpoint::{self, CheckpointPolicy, Every, Manifest, SavedFile, SavedTable, WorkerFile};
 use crate::limits;
 use crate::policy::Axis;
 use crate::table::TableSpec;
-use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time};
-use crate::wire::{CheckpointOrder, CheckpointOutcome, Plan};
+use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::wire::{CheckpointOrder, CheckpointOutcome, FilePart, PartPlace, Plan};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -19,11 +20,15 @@ const MAX_ATTEMPTS: u32 = 30;
 const LAST_DEADLINE: Duration = Duration::from_secs(120);
 /// An order is at most so many versions ahead because earlier ones came too late.
 const LONGEST_LEAD: u64 = 1 << 12;
+/// Of a job without an archive.
+const FOR_COMMANDS: CheckpointPolicy = CheckpointPolicy { every: Every::Asked, keep: 1 };
 
 /// The checkpoints of a job.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
     policy: CheckpointPolicy,
+    /// Whether the job has an archive. Otherwise checkpoints are made for commands that read them.
+    are_kept: bool,
     /// Tells folders of this run from those of others.
     run: u64,
     shards: BTreeSet<ShardId>,
@@ -43,6 +48,10 @@ pub(super) struct Checkpoints {
     /// Those who wait for the next one, and how often it was ordered for them.
     askers: BTreeSet<NodeId>,
     attempts: u32,
+    /// Those of them who read the checkpoint when it is complete.
+    copiers: BTreeSet<NodeId>,
+    /// Folders that are being read, by reader. They stay meanwhile.
+    readers: BTreeMap<NodeId, String>,
     /// The job ends when this time has come, or its last checkpoint is complete.
     ends: Option<Time>,
     steps: VecDeque<Step>,
@@ -53,7 +62,23 @@ pub(super) struct Checkpoints {
 struct UnderWay {
     order: CheckpointOrder,
     files: BTreeMap<ShardId, SavedFile>,
+    gathering: Gathering,
+    /// Workers were told of the order.
+    is_told: bool,
+    /// All files are here, and the manifest is written.
+    is_completing: bool,
     since: Time,
+    /// Once all files are written.
+    manifest: Option<Box<Manifest>>,
+}
+
+/// How a checkpoint is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    /// All workers rest at this clock, which is to be saved.
+    pub(super) at: Option<Clock>,
+    /// The asker reads it.
+    pub(super) is_copy: bool,
 }
 
 /// What the coordinator is to do.
@@ -66,13 +91,26 @@ pub(super) enum Step {
         folder: String,
         clock: Clock,
         files: Vec<SavedFile>,
+        worker_files: Vec<WorkerFile>,
         keep: Vec<String>,
+    },
+    /// Tell workers that do not come to the order's clock to take part as they are.
+    TakeAll(Vec<WorkerId>, CheckpointOrder),
+    /// Ask a worker for a part of its file.
+    Ask(WorkerId, PartPlace),
+    /// Have a part of a worker's file written.
+    Store {
+        place: PartPlace,
+        bytes: Vec<u8>,
+        whole: SavedFile,
     },
     /// Write a line of the log.
     Note(String),
     Warn(String),
     /// Tell somebody who asked what came of it.
     Answer(NodeId, Result<String, String>),
+    /// Tell somebody who reads it which files there are.
+    Give(NodeId, Box<Manifest>),
     /// The job may end.
     End,
 }
@@ -81,25 +119,28 @@ impl Checkpoints {
     /// The shards have entered the plan of a job that begins with a clock. So many orders were given before.
     pub(super) fn new(
         now: Time,
-        config: &Checkpointing,
+        config: Option<&Checkpointing>,
         run: u64,
         orders: u64,
         first: Clock,
         shards: impl Iterator<Item = ShardId>,
     ) -> Checkpoints {
         let mut checkpoints = Checkpoints {
-            policy: config.policy,
+            policy: config.and_then(|config| config.policy).unwrap_or(FOR_COMMANDS),
+            are_kept: config.is_some_and(|config| config.policy.is_some()),
             run,
             shards: shards.collect(),
             number: orders,
             under_way: None,
-            complete: config.kept.clone(),
+            complete: config.map(|config| config.kept.clone()).unwrap_or_default(),
             version: first,
             saved: first,
             lead: 1,
             due: None,
             askers: BTreeSet::new(),
             attempts: 0,
+            copiers: BTreeSet::new(),
+            readers: BTreeMap::new(),
             ends: None,
             steps: VecDeque::new(),
         };
@@ -144,12 +185,23 @@ impl Checkpoints {
     }
 
     /// Somebody asks for a checkpoint.
-    pub(super) fn ask(&mut self, now: Time, asker: NodeId) {
+    pub(super) fn ask(&mut self, now: Time, asker: NodeId, asked: Asked) {
         if self.ends.is_some() {
             return self.steps.push_back(Step::Answer(asker, Err("the job ends".into())));
         }
         self.askers.insert(asker);
         self.attempts = 0;
+        self.readers.remove(&asker);
+        if asked.is_copy {
+            self.copiers.insert(asker);
+        }
+        if let Some(at) = asked.at.filter(|at| *at >= self.version)
+            && self.under_way.as_ref().is_none_or(|under_way| under_way.order.at != at)
+        {
+            self.version = at;
+            self.under_way = None;
+            return self.order_at(now, at, false);
+        }
         let is_far = |under_way: &UnderWay| {
             under_way.files.is_empty() && under_way.order.at > self.version.saturating_add(self.lead)
         };
@@ -161,10 +213,28 @@ impl Checkpoints {
 
     pub(super) fn forget(&mut self, asker: NodeId) {
         self.askers.remove(&asker);
+        self.copiers.remove(&asker);
+        self.readers.remove(&asker);
+    }
+
+    /// Whether a command reads the checkpoint in this folder.
+    pub(super) fn is_read_by(&self, asker: NodeId, folder: &str) -> bool {
+        self.readers.get(&asker).is_some_and(|read| read == folder)
+    }
+
+    /// All files of the checkpoint under way are written, and this names them.
+    pub(super) fn note_manifest(&mut self, manifest: Box<Manifest>) {
+        if let Some(under_way) = self.under_way.as_mut().filter(|known| known.order.folder == manifest.folder)
+        {
+            under_way.manifest = Some(manifest);
+        }
     }
 
     /// The job ends well: what it has come to is saved first. True if it has to wait for that.
     pub(super) fn finish(&mut self, now: Time) -> bool {
+        if !self.are_kept {
+            return false;
+        }
         if self.ends.is_none() {
             self.ends = Some(now + LAST_DEADLINE);
             if self.under_way.as_ref().is_none_or(|under_way| under_way.files.len() < self.shards.len()) {
@@ -187,19 +257,125 @@ impl Checkpoints {
                     return;
                 }
                 self.version = self.version.max(version);
-                if under_way.files.len() == self.shards.len() {
-                    let CheckpointOrder { folder, at, .. } = under_way.order.clone();
-                    let files = under_way.files.values().cloned().collect();
-                    self.steps.push_back(Step::Complete { folder, clock: at, files, keep: self.keep(at) });
-                }
+                self.go_on(now);
             }
-            CheckpointOutcome::Missed { version } => {
-                self.version = self.version.max(version);
-                self.lead = (self.lead * 2).min(LONGEST_LEAD);
-                self.under_way = None;
-                self.schedule(now);
-            }
+            CheckpointOutcome::Missed { version } => self.miss(now, version),
             CheckpointOutcome::Failed { why } => self.fail(now, &format!("{shard}: {why}")),
+            // Every shard has something to save, if it be an empty file.
+            CheckpointOutcome::Nothing => {}
+        }
+    }
+
+    /// The order came too late for somebody who is at this version.
+    fn miss(&mut self, now: Time, version: Clock) {
+        self.version = self.version.max(version);
+        self.lead = (self.lead * 2).min(LONGEST_LEAD);
+        self.under_way = None;
+        self.schedule(now);
+    }
+
+    /// These workers take part in the checkpoint that is ordered. Those that are to be told; none for an order that is given again.
+    pub(super) fn expect_workers(&mut self, running: &[WorkerId]) -> Vec<WorkerId> {
+        match self.under_way.as_mut().filter(|under_way| !under_way.is_told) {
+            Some(under_way) => {
+                under_way.is_told = true;
+                under_way.gathering.expect(running.iter().copied());
+                running.to_vec()
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// A worker says what came of an order.
+    pub(super) fn take_of_worker(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        number: u64,
+        outcome: CheckpointOutcome,
+    ) {
+        let Some(under_way) = self.under_way.as_mut().filter(|known| known.order.number == number) else {
+            return;
+        };
+        match outcome {
+            CheckpointOutcome::Saved { file, .. } => match under_way.gathering.offer(now, worker, file) {
+                Ok(()) => self.go_on(now),
+                Err(why) => self.fail(now, &format!("{worker}: {why}")),
+            },
+            CheckpointOutcome::Nothing => {
+                under_way.gathering.leave_out(now, worker);
+                self.go_on(now);
+            }
+            CheckpointOutcome::Missed { version } => self.miss(now, version.min(limits::MAX_CLOCK)),
+            CheckpointOutcome::Failed { why } => self.fail(now, &format!("{worker}: {why}")),
+        }
+    }
+
+    /// A worker is gone. If what it kept is not here, it will not be in the checkpoint under way, which another one follows: that of the
+    /// workers that are left.
+    pub(super) fn part_with(&mut self, now: Time, worker: WorkerId) {
+        let needs = |under_way: &mut UnderWay| !under_way.is_completing && under_way.gathering.needs(worker);
+        if self.under_way.take_if(needs).is_some() {
+            self.schedule(now);
+        }
+    }
+
+    /// A worker has sent a part of its file.
+    pub(super) fn take_part(&mut self, now: Time, worker: WorkerId, part: FilePart) {
+        let FilePart { place, bytes, refusal } = part;
+        let Some(under_way) = &mut self.under_way else { return };
+        let arrival = under_way.gathering.take(now, worker, &place, bytes.len());
+        match (refusal, arrival) {
+            (_, Arrival::Unasked) => {}
+            (Some(why), _) | (None, Arrival::Damaged(why)) => self.fail(now, &format!("{worker}: {why}")),
+            (None, Arrival::Store(whole)) => self.steps.push_back(Step::Store { place, bytes, whole }),
+        }
+    }
+
+    /// A part of a worker's file is written, or is not.
+    pub(super) fn note_stored(&mut self, now: Time, place: &PartPlace, outcome: Result<u64, String>) {
+        let Some(under_way) = self.under_way.as_mut().filter(|known| known.order.folder == place.folder)
+        else {
+            return;
+        };
+        match outcome {
+            Ok(bytes) => {
+                under_way.gathering.stored(now, place, bytes);
+                let asked = under_way.gathering.asked();
+                self.steps.extend(asked.map(|(worker, place)| Step::Ask(worker, place)));
+                self.go_on(now);
+            }
+            Err(why) => self.fail(now, &why),
+        }
+    }
+
+    /// The order under way, if this worker takes part in it.
+    pub(super) fn order_for(&self, worker: WorkerId) -> Option<&CheckpointOrder> {
+        let under_way = self.under_way.as_ref().filter(|known| known.gathering.awaits(worker))?;
+        Some(&under_way.order)
+    }
+
+    /// The part of its file that a worker is asked for.
+    pub(super) fn asked_of(&self, worker: WorkerId) -> Option<PartPlace> {
+        let (asked, place) = self.under_way.as_ref()?.gathering.asked()?;
+        (asked == worker).then_some(place)
+    }
+
+    /// Does what the checkpoint under way needs next: files of workers are read, and when all are there it is completed.
+    fn go_on(&mut self, now: Time) {
+        let Some(under_way) = self.under_way.as_mut().filter(|known| !known.is_completing) else { return };
+        let asked = under_way.gathering.next_read();
+        self.steps.extend(asked.map(|(worker, place)| Step::Ask(worker, place)));
+        if under_way.files.len() < self.shards.len() {
+            return;
+        }
+        under_way.gathering.servers_are_done(now);
+        if let Some(worker_files) = under_way.gathering.files() {
+            under_way.is_completing = true;
+            let CheckpointOrder { folder, at: clock, .. } = under_way.order.clone();
+            let files = under_way.files.values().cloned().collect();
+            let keep = self.keep(clock);
+            self.steps.push_back(Step::Complete { folder, clock, files, worker_files, keep });
         }
     }
 
@@ -213,13 +389,24 @@ impl Checkpoints {
             return self.fail(now, &why);
         }
         let at = under_way.order.at;
-        self.complete.retain(|(clock, _)| *clock != at);
-        self.complete.push((at, folder.to_owned()));
-        let surplus = self.complete.len().saturating_sub(self.policy.keep as usize);
-        self.complete.drain(..surplus);
+        if self.are_kept {
+            self.complete.retain(|(clock, _)| *clock != at);
+            self.complete.push((at, folder.to_owned()));
+            let surplus = self.complete.len().saturating_sub(self.policy.keep as usize);
+            self.complete.drain(..surplus);
+        }
         (self.saved, self.lead) = (at, 1);
         let sentence = format!("checkpoint {folder} is complete");
-        self.steps.push_back(Step::Note(sentence.clone()));
+        if self.are_kept {
+            self.steps.push_back(Step::Note(sentence.clone()));
+        }
+        if let Some(manifest) = under_way.manifest {
+            for asker in std::mem::take(&mut self.copiers) {
+                self.askers.remove(&asker);
+                self.readers.insert(asker, folder.to_owned());
+                self.steps.push_back(Step::Give(asker, manifest.clone()));
+            }
+        }
         self.answer(&Ok(sentence));
         self.reset_due(now);
         if self.ends.is_some() {
@@ -233,6 +420,21 @@ impl Checkpoints {
         if self.ends.is_some_and(|ends| ends <= now) {
             self.steps.push_back(Step::Warn("the last checkpoint was not complete in time".into()));
             return self.steps.push_back(Step::End);
+        }
+        let late = self.under_way.as_mut().and_then(|under_way| under_way.gathering.handle_timeout(now));
+        match (late, &mut self.under_way) {
+            (Some(Late::TakeAll(workers)), Some(under_way)) => {
+                let order = CheckpointOrder { takes_all: true, ..under_way.order.clone() };
+                self.steps.push_back(Step::TakeAll(workers, order));
+            }
+            (Some(Late::LeftOut(workers)), Some(_)) => {
+                let names: Vec<String> = workers.iter().map(WorkerId::to_string).collect();
+                let line =
+                    format!("what {} kept is not in the checkpoint: it did not come", names.join(", "));
+                self.steps.push_back(Step::Warn(line));
+                self.go_on(now);
+            }
+            _ => {}
         }
         if self.patience().is_some_and(|at| at <= now) {
             self.attempts += 1;
@@ -251,7 +453,8 @@ impl Checkpoints {
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
         let due = self.due.filter(|_| self.under_way.is_none() && self.version > self.saved);
-        [due, self.patience(), self.ends].into_iter().flatten().min()
+        let late = self.under_way.as_ref().and_then(|under_way| under_way.gathering.next_timeout());
+        [due, self.patience(), self.ends, late].into_iter().flatten().min()
     }
 
     /// When those who asked have waited long enough for an order to be carried out.
@@ -288,9 +491,24 @@ impl Checkpoints {
     fn order_at(&mut self, now: Time, at: Clock, takes_all: bool) {
         self.number += 1;
         let folder = checkpoint::folder(at, self.run, self.number);
-        let order = CheckpointOrder { number: self.number, at, folder, takes_all, keep: self.all_complete() };
+        let order = CheckpointOrder {
+            number: self.number,
+            at,
+            folder,
+            takes_all,
+            is_kept: self.are_kept,
+            keep: self.all_complete(),
+        };
         self.steps.push_back(Step::Order(order.clone()));
-        self.under_way = Some(UnderWay { order, files: BTreeMap::new(), since: now });
+        self.under_way = Some(UnderWay {
+            gathering: Gathering::new(&order.folder, order.is_kept),
+            order,
+            files: BTreeMap::new(),
+            is_told: false,
+            is_completing: false,
+            since: now,
+            manifest: None,
+        });
     }
 
     /// The checkpoint under way cannot be completed. Those before it stay.
@@ -315,6 +533,7 @@ impl Checkpoints {
 
     fn answer(&mut self, outcome: &Result<String, String>) {
         let askers = std::mem::take(&mut self.askers);
+        self.copiers.clear();
         self.steps.extend(askers.into_iter().map(|asker| Step::Answer(asker, outcome.clone())));
     }
 
@@ -332,12 +551,27 @@ impl Checkpoints {
         let same = self.complete.iter().filter(|(clock, _)| *clock == at).map(|(_, folder)| folder);
         same.for_each(|folder| others.retain(|other| other != folder));
         let surplus = (others.len() + 1).saturating_sub((self.policy.keep as usize).max(1));
-        others.drain(..surplus.min(others.len()));
+        let surplus: Vec<String> = others.drain(..surplus.min(others.len())).collect();
+        others.extend(surplus.into_iter().filter(|folder| self.is_read(folder)));
+        others.extend(self.surplus_read());
         others
     }
 
+    /// Folders of checkpoints that are complete, or are read though newer ones have taken their place.
     fn all_complete(&self) -> Vec<String> {
-        self.complete.iter().map(|(_, folder)| folder.clone()).collect()
+        let complete = self.complete.iter().map(|(_, folder)| folder.clone());
+        complete.chain(self.surplus_read()).take(limits::MAX_CHECKPOINTS).collect()
+    }
+
+    fn is_read(&self, folder: &String) -> bool {
+        self.readers.values().any(|read| read == folder)
+    }
+
+    /// Folders that are read, and would not be kept otherwise.
+    fn surplus_read(&self) -> Vec<String> {
+        let is_complete = |folder: &&String| self.complete.iter().any(|(_, complete)| complete == *folder);
+        let read: BTreeSet<&String> = self.readers.values().filter(|folder| !is_complete(folder)).collect();
+        read.into_iter().cloned().collect()
     }
 }
 
@@ -369,6 +603,7 @@ pub(super) fn manifest(
         overrides: plan.overrides.iter().chain(switches).cloned().collect(),
         tables: (0..).zip(&plan.tables).map(table).collect(),
         files,
+        worker_files: Vec::new(),
     }
 }
 
@@ -382,11 +617,11 @@ mod tests {
 
     fn checkpoints(every: Every) -> Checkpoints {
         let config = Checkpointing {
-            policy: CheckpointPolicy { every, keep: 2 },
+            policy: Some(CheckpointPolicy { every, keep: 2 }),
             resume: None,
             kept: vec![(3, "old".into())],
         };
-        Checkpoints::new(Time::ZERO, &config, 1, 0, 5, (0..2).map(shard))
+        Checkpoints::new(Time::ZERO, Some(&config), 1, 0, 5, (0..2).map(shard))
     }
 
     fn seconds(seconds: f64) -> Time {
@@ -411,7 +646,7 @@ mod tests {
     /// Has all shards save; the folder, clock and what is kept.
     fn complete(checkpoints: &mut Checkpoints, version: Clock) -> (Clock, Vec<String>) {
         (0..2).for_each(|server| saved(checkpoints, server, version));
-        let Some(Step::Complete { folder, clock, files, keep }) = checkpoints.poll() else {
+        let Some(Step::Complete { folder, clock, files, keep, .. }) = checkpoints.poll() else {
             panic!("all saved")
         };
         assert_eq!(files.len(), 2);
@@ -482,7 +717,7 @@ mod tests {
         let mut checkpoints = checkpoints(Every::Steps(1000));
         assert_eq!(order(&mut checkpoints).at, 1000);
         let asker = NodeId::Admin(7);
-        checkpoints.ask(Time::ZERO, asker);
+        checkpoints.ask(Time::ZERO, asker, Asked { at: None, is_copy: false });
         assert_eq!(order(&mut checkpoints).at, 6);
         // The job rests at version 5.
         assert_eq!(checkpoints.next_timeout(), Some(seconds(1.0)));
@@ -493,13 +728,131 @@ mod tests {
         assert_eq!((told, order(&mut checkpoints).at), (asker, 1000));
         // One that is near already serves them too.
         checkpoints.note_version(Time::ZERO, 999);
-        checkpoints.ask(Time::ZERO, asker);
+        checkpoints.ask(Time::ZERO, asker, Asked { at: None, is_copy: false });
         assert_eq!(checkpoints.poll(), None);
         for second in 0..=MAX_ATTEMPTS + 1 {
             checkpoints.handle_timeout(seconds(f64::from(second) * 2.0));
         }
         let answer = std::iter::from_fn(|| checkpoints.poll()).find(|step| matches!(step, Step::Answer(..)));
         assert!(matches!(answer, Some(Step::Answer(_, Err(_)))), "nobody waits for ever: {answer:?}");
+    }
+
+    #[test]
+    fn a_command_that_reads_a_checkpoint_finds_it_until_it_goes() {
+        let (reader, idle) = (NodeId::Admin(7), Asked { at: Some(8), is_copy: true });
+        let mut passing = Checkpoints::new(Time::ZERO, None, 1, 0, 5, (0..2).map(shard));
+        assert!(!passing.finish(Time::ZERO) && passing.poll().is_none(), "nothing is kept");
+        passing.ask(Time::ZERO, reader, idle);
+        // Where all workers rest is known: no other version is tried first.
+        let asked = order(&mut passing);
+        assert_eq!((asked.at, asked.is_kept), (8, false));
+        let mut kept = checkpoints(Every::Steps(10));
+        order(&mut kept);
+        kept.ask(Time::ZERO, reader, idle);
+        assert!(order(&mut kept).is_kept);
+        for checkpoints in [&mut passing, &mut kept] {
+            (0..2).for_each(|server| saved(checkpoints, server, 8));
+            let Some(Step::Complete { folder, clock: 8, files, .. }) = checkpoints.poll() else {
+                panic!("all saved")
+            };
+            let manifest =
+                Manifest { folder: folder.clone(), files, ..crate::checkpoint::tests::manifest(&[]) };
+            checkpoints.note_manifest(Box::new(manifest));
+            assert!(!checkpoints.is_read_by(reader, &folder));
+            checkpoints.completed(Time::ZERO, &folder, Ok(()));
+            let given = std::iter::from_fn(|| checkpoints.poll()).find(|step| matches!(step, Step::Give(..)));
+            assert!(
+                matches!(given, Some(Step::Give(NodeId::Admin(7), manifest)) if manifest.files.len() == 2)
+            );
+            assert!(
+                checkpoints.is_read_by(reader, &folder) && !checkpoints.is_read_by(NodeId::Admin(8), &folder)
+            );
+        }
+        // Newer ones take its place, and it stays for its reader.
+        let read = checkpoint::folder(8, 1, 2);
+        for clock in [10, 20] {
+            kept.note_version(Time::ZERO, clock - 1);
+            let keep = complete_next(&mut kept, clock);
+            assert!(keep.contains(&read), "{clock}: {keep:?}");
+        }
+        kept.forget(reader);
+        assert!(!complete_next(&mut kept, 30).contains(&read));
+    }
+
+    /// Completes the order under way, or the one that is given next; what is kept beside it.
+    fn complete_next(checkpoints: &mut Checkpoints, clock: Clock) -> Vec<String> {
+        while checkpoints.poll().is_some() {}
+        assert_eq!(checkpoints.order().map(|order| order.at), Some(clock));
+        complete(checkpoints, clock).1
+    }
+
+    #[test]
+    fn what_workers_keep_is_read_before_the_manifest_is_written() {
+        let mut checkpoints = checkpoints(Every::Steps(10));
+        let first = order(&mut checkpoints);
+        let [one, other] = [WorkerId(0), WorkerId(1)];
+        assert_eq!(checkpoints.expect_workers(&[one, other]), [one, other]);
+        assert_eq!(
+            checkpoints.expect_workers(&[one, other]),
+            [],
+            "an order that is given again is the shards'"
+        );
+        assert_eq!(checkpoints.order_for(one), Some(&first));
+        let file = SavedFile { name: checkpoint::worker_file(one), bytes: 3, digest: Default::default() };
+        let has = CheckpointOutcome::Saved { file: file.clone(), version: 10 };
+        checkpoints.take_of_worker(Time::ZERO, one, first.number, has.clone());
+        let Some(Step::Ask(asked, place)) = checkpoints.poll() else { panic!("it is read") };
+        assert_eq!((asked, checkpoints.asked_of(one).as_ref()), (one, Some(&place)));
+        (0..2).for_each(|server| saved(&mut checkpoints, server, 10));
+        let part = FilePart { place: place.clone(), bytes: vec![1, 2, 3], refusal: None };
+        checkpoints.take_part(Time::ZERO, one, part.clone());
+        assert!(matches!(checkpoints.poll(), Some(Step::Store { whole, .. }) if whole == file));
+        checkpoints.note_stored(Time::ZERO, &place, Ok(3));
+        assert_eq!(checkpoints.poll(), None, "the other worker has yet to say something");
+        checkpoints.take_of_worker(Time::ZERO, other, first.number, CheckpointOutcome::Nothing);
+        let Some(Step::Complete { worker_files, .. }) = checkpoints.poll() else { panic!("all is here") };
+        assert_eq!(worker_files, [WorkerFile { worker: one, file }]);
+        // It may leave now.
+        checkpoints.part_with(Time::ZERO, one);
+        checkpoints.completed(Time::ZERO, &first.folder, Ok(()));
+        assert!(matches!(checkpoints.poll(), Some(Step::Note(_))));
+        // One that goes too soon takes what it kept along: the next checkpoint is of those who are left.
+        let second = order(&mut checkpoints);
+        checkpoints.expect_workers(&[one, other]);
+        (0..2).for_each(|server| saved(&mut checkpoints, server, 20));
+        checkpoints.part_with(Time::ZERO, other);
+        let third = order(&mut checkpoints);
+        assert_eq!((second.at, third.at), (20, 30));
+        checkpoints.expect_workers(&[one]);
+        let missed = CheckpointOutcome::Missed { version: 31 };
+        checkpoints.take_of_worker(Time::ZERO, one, third.number, missed);
+        let fourth = order(&mut checkpoints);
+        assert_eq!(fourth.at, 40);
+        // What cannot be written is told.
+        checkpoints.expect_workers(&[one]);
+        checkpoints.take_of_worker(Time::ZERO, one, fourth.number, has);
+        let Some(Step::Ask(_, place)) = checkpoints.poll() else { panic!("it is read") };
+        checkpoints.take_part(Time::ZERO, one, FilePart { place: place.clone(), ..part });
+        checkpoints.poll();
+        checkpoints.note_stored(Time::ZERO, &place, Err("the disk is full".into()));
+        let Some(Step::Warn(line)) = checkpoints.poll() else { panic!("it is told") };
+        assert!(line.contains("step 40 failed: the disk is full; step-0000000010"), "{line}");
+    }
+
+    #[test]
+    fn a_worker_that_does_not_answer_is_left_out_in_the_end() {
+        let mut checkpoints = checkpoints(Every::Steps(10));
+        let first = order(&mut checkpoints);
+        checkpoints.expect_workers(&[WorkerId(0)]);
+        (0..2).for_each(|server| saved(&mut checkpoints, server, 10));
+        checkpoints.handle_timeout(seconds(3.0));
+        let told = CheckpointOrder { takes_all: true, ..first };
+        assert_eq!(checkpoints.poll(), Some(Step::TakeAll(vec![WorkerId(0)], told)));
+        checkpoints.handle_timeout(checkpoints.next_timeout().expect("it is waited for"));
+        assert!(matches!(checkpoints.poll(), Some(Step::Warn(line)) if line.contains("what worker 0 kept")));
+        assert!(
+            matches!(checkpoints.poll(), Some(Step::Complete { worker_files, .. }) if worker_files.is_empty())
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::JobSize;
 use crate::table::{Layer, TableSpec, glob_matches};
-use crate::types::{Clock, ServerId, TableId};
+use crate::types::{Clock, ProcessId, ServerId, TableId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -25,6 +25,10 @@ pub struct JobConfig {
     pub workers: u32,
     /// Servers to wait for.
     pub servers: u32,
+    /// The server in the coordinator's own process, if there is one. Servers without a number, which may come before it, take another.
+    pub own_server: Option<ServerId>,
+    /// The process of that server: its shards are gone when the coordinator is.
+    pub own_process: Option<ProcessId>,
     /// Copies that are kept of every shard on other servers: none or one.
     pub replicas: u32,
     /// Policies of every table.
@@ -37,17 +41,19 @@ pub struct JobConfig {
     pub seed: u64,
     /// A worker that is silent for this long is declared dead.
     pub worker_timeout: Duration,
+    /// A member that makes no progress for so long while others wait for it is left behind; none is without.
+    pub progress_timeout: Option<Duration>,
     /// A job that cannot go on without a worker that died waits for so long that it is started anew.
     pub restart_grace: Duration,
-    /// The checkpoints that it makes and goes on from, where there is an archive for them.
+    /// The checkpoints that it makes and goes on from.
     pub checkpoints: Option<Checkpointing>,
 }
 
 /// The checkpoints of a job.
 #[derive(Debug, Clone)]
 pub struct Checkpointing {
-    /// When they are made, and how many stay.
-    pub policy: CheckpointPolicy,
+    /// When they are made, and how many stay; none are without an archive.
+    pub policy: Option<CheckpointPolicy>,
     /// The one that the job goes on from.
     pub resume: Option<Manifest>,
     /// Complete ones that are in the archive, oldest first, by clock and folder.
@@ -61,12 +67,15 @@ impl JobConfig {
             job: job.into(),
             workers,
             servers,
+            own_server: None,
+            own_process: None,
             replicas: 0,
             policy: Policy::default(),
             overrides: Vec::new(),
             topology: Topology::default(),
             seed: 0,
             worker_timeout: limits::WORKER_TIMEOUT,
+            progress_timeout: None,
             restart_grace: Duration::ZERO,
             checkpoints: None,
         }
@@ -75,6 +84,11 @@ impl JobConfig {
     /// The configuration that servers need before they start their data cores.
     pub fn size(&self) -> JobSize {
         JobSize { workers: self.workers, servers: self.servers }
+    }
+
+    /// Whether it makes checkpoints that are kept.
+    pub(super) fn keeps_checkpoints(&self) -> bool {
+        self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.policy.is_some())
     }
 
     /// The checkpoint that the job goes on from.
@@ -135,6 +149,13 @@ impl JobConfig {
         range("workers", self.workers.into(), limits::MAX_WORKERS.into())?;
         range("servers", self.servers.into(), limits::MAX_SERVERS.into())?;
         let fault = |why: String| Err(SpecError::Parameter { component: "job".into(), why });
+        if self.replicas > 1 || self.replicas >= self.servers {
+            let Self { replicas, servers, .. } = self;
+            return fault(format!(
+                "replicas = {replicas}: expected 0, or 1 with at least two servers, since copies are kept on others, and servers = \
+                 {servers}"
+            ));
+        }
         if self.job.is_empty() || self.job.len() > limits::MAX_NAME_BYTES {
             return fault(format!(
                 "a name of {} bytes: expected 1 to {}",

@@ -17,9 +17,9 @@ pub(super) fn handle_spare(own: &mut Coordinator, now: Time, number: u32, messag
             }
             Err(why) => own.log(format!("spare core {number} gave {why}")),
         },
-        Control::Kept { shard } => {
+        Control::Kept { shard, order } => {
             if let Some(epochs) = &own.epochs {
-                own.replication.note_kept(number, shard, epochs.newest());
+                own.replication.note_kept(number, shard, order, epochs.newest());
             }
         }
         other => own.log(format!("ignored a `{}` message from spare core {number}", other.name())),
@@ -35,31 +35,42 @@ pub(super) fn replicate(own: &mut Coordinator, now: Time) {
         let plan = epochs.newest();
         let Some(order) = own.replication.poll(now, plan, |id| own.servers.primary(id)) else { break };
         match order {
-            Order::Keep { spare, served: ServedShard { shard, addresses: from, .. } } => {
-                own.send(NodeId::Spare(spare), &Control::Keep { shard, from });
+            Order::Keep { spare, served: ServedShard { shard, addresses: from, .. }, order, moves } => {
+                own.send(NodeId::Spare(spare), &Control::Keep { shard, from, order, moves });
             }
             Order::Start(node) => own.send(node, &Control::StartCore),
             Order::Change(change) => own.enter(now, change),
             Order::Promote { spare, shard, change, why } => {
+                let former = plan.served(shard).map(|served| served.process);
+                // One that is gone does not come back.
+                let former = former.filter(|_| own.servers.is_connected(shard));
                 own.note(format!("{shard} is served by another process from now on: {why}"));
+                former.into_iter().for_each(|process| own.recovery.note_retired(process, now));
                 own.enter(now, change);
                 // It may hang, and come back: its place is another's.
                 own.outputs.push_back(Output::Disconnect { connection: NodeId::Shard(shard).into() });
                 own.servers.lose(now, shard, true);
-                if let Some(epochs) = &own.epochs {
-                    let message = Control::Promote(Box::new(epochs.newest().clone()));
-                    own.send(NodeId::Spare(spare), &message);
-                }
+                promote(own, spare);
             }
+            Order::PromoteAgain(spare) => promote(own, spare),
         }
     }
     while let Some(epochs) = &own.epochs
         && let Some(server) = own.replication.poll_drained(epochs.newest())
     {
+        own.memory.touch();
         own.note(format!("{server} is drained, and leaves"));
     }
     while let Some(number) = own.replication.poll_leaving() {
         own.send(NodeId::Spare(number), &Control::Stop { error: None });
+    }
+}
+
+/// A spare core serves the shard of its copy from the newest plan on.
+fn promote(own: &mut Coordinator, spare: u32) {
+    if let Some(epochs) = &own.epochs {
+        let message = Control::Promote(Box::new(epochs.newest().clone()));
+        own.send(NodeId::Spare(spare), &message);
     }
 }
 
@@ -69,6 +80,21 @@ pub(super) fn drain(own: &mut Coordinator, now: Time, number: u32, server: Serve
         return own.refuse(NodeId::Admin(number), Cause::Policy, "the job does not run yet".into());
     };
     match own.replication.drain(server, epochs.newest()) {
+        Ok(sentence) => {
+            own.memory.touch();
+            own.send(NodeId::Admin(number), &Control::Done(sentence));
+        }
+        Err(why) => return own.refuse(NodeId::Admin(number), Cause::Policy, why),
+    }
+    replicate(own, now);
+}
+
+/// Shards are to be spread over the servers anew.
+pub(super) fn rebalance(own: &mut Coordinator, now: Time, number: u32) {
+    let Some(epochs) = own.epochs.as_ref().filter(|_| own.stage == Stage::Running) else {
+        return own.refuse(NodeId::Admin(number), Cause::Policy, "the job does not run yet".into());
+    };
+    match own.replication.rebalance(epochs.newest(), |id| own.servers.primary(id)) {
         Ok(sentence) => own.send(NodeId::Admin(number), &Control::Done(sentence)),
         Err(why) => return own.refuse(NodeId::Admin(number), Cause::Policy, why),
     }

@@ -2,6 +2,7 @@
 
 use super::barriers::BarrierState;
 use super::config::JobConfig;
+use super::replication::ServersState;
 use super::workers::RankState;
 use crate::limits;
 use crate::policy::JobPolicies;
@@ -35,11 +36,14 @@ pub(super) struct State {
     pub(super) tables: Vec<TableSpec>,
     /// `None` before there is a plan.
     pub(super) run: Option<RunState>,
+    pub(super) servers: ServersState,
     pub(super) barriers: BarrierState,
     /// The job is over, and why if it failed.
     pub(super) over: Option<Option<String>>,
     /// Orders for checkpoints that were given: shards ignore one that has a number of those.
     pub(super) orders: u64,
+    /// The server process that coordinated the job, if that was one.
+    pub(super) own: Option<ProcessId>,
 }
 
 /// The job that a state is of.
@@ -249,9 +253,11 @@ mod tests {
             aggregators: vec![],
             tables: vec![],
             run: None,
+            servers: ServersState::default(),
             barriers: BarrierState::default(),
             over: None,
             orders: 0,
+            own: None,
         }
     }
 

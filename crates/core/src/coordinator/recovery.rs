@@ -2,8 +2,8 @@
 
 use super::scheduler::Resumed;
 use crate::limits;
-use crate::types::{Clock, NodeId, Time, WorkerId};
-use crate::wire::{Hello, Party, Refusal};
+use crate::types::{Clock, NodeId, ProcessId, Time, WorkerId};
+use crate::wire::{Hello, Party, Plan, Refusal, ServedShard};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The way back into a job.
@@ -13,8 +13,13 @@ pub(super) struct Recovery {
     newcomers_from: Time,
     /// Without overlap: how far workers are, until all of them have said so.
     clocks: Option<BTreeMap<WorkerId, Resumed>>,
-    /// The job was over: who is yet to hear of it, and when nobody is waited for any more.
+    /// The job is over: the members that have yet to hear of it, and when they are waited for no longer.
     farewell: Option<(BTreeSet<NodeId>, Time)>,
+    /// Processes that a shard was taken from, one entry for each, and until when they are waited for. Their cores come back as
+    /// spare ones under numbers that are not known yet.
+    retired: Vec<(ProcessId, Time)>,
+    /// The process that coordinated the job before served shards that nobody has a copy of.
+    has_lost_parameters: bool,
 }
 
 impl Recovery {
@@ -22,21 +27,53 @@ impl Recovery {
         Recovery { newcomers_from: now + limits::RETURN_GRACE, ..Recovery::default() }
     }
 
+    /// The server process that coordinated the job before, if that was one.
+    pub(super) fn note_former(&mut self, process: Option<ProcessId>, plan: &Plan) {
+        let is_lost = |served: &ServedShard| Some(served.process) == process && served.copy.is_none();
+        self.has_lost_parameters = plan.shards.iter().any(is_lost);
+    }
+
+    /// Whether that process served shards that nobody has a copy of.
+    pub(super) fn has_lost_parameters(&self) -> bool {
+        self.has_lost_parameters
+    }
+
     /// The scheduler is gone with what workers had told it.
     pub(super) fn ask_for_clocks(&mut self) {
         self.clocks = Some(BTreeMap::new());
     }
 
-    /// The job was over, and these have to hear of it.
+    /// The job is over, and these have to hear of it.
     pub(super) fn say_farewell(&mut self, to: BTreeSet<NodeId>, now: Time) {
         self.farewell = Some((to, now + limits::RETURN_GRACE));
     }
 
-    /// Whether somebody who comes without a number has to wait for those who have one.
-    pub(super) fn refuse_newcomer(&self, now: Time, hello: &Hello) -> Result<(), Refusal> {
+    /// The process serves one shard less from now on. It has lost its connection, and hears of that when it comes back.
+    pub(super) fn note_retired(&mut self, process: ProcessId, now: Time) {
+        self.retired.retain(|(_, until)| now < *until);
+        self.retired.push((process, now + limits::RETURN_GRACE));
+    }
+
+    /// Whether a core that a shard was taken from has yet to come back: a job that ends now has to tell it.
+    pub(super) fn awaits_retired(&self, now: Time) -> bool {
+        self.retired.iter().any(|(_, until)| now < *until)
+    }
+
+    /// A spare core of this process is here, under this name.
+    pub(super) fn note_spare(&mut self, process: ProcessId, node: NodeId) {
+        let Some(at) = self.retired.iter().position(|(known, _)| *known == process) else { return };
+        self.retired.swap_remove(at);
+        if let Some((untold, _)) = &mut self.farewell {
+            untold.insert(node);
+        }
+    }
+
+    /// Whether somebody who comes without a number has to wait for those who have one. A data core does not once there is a plan, which has the
+    /// numbers: it may have a copy that is to take over.
+    pub(super) fn refuse_newcomer(&self, now: Time, hello: &Hello, is_planned: bool) -> Result<(), Refusal> {
         let is_newcomer = match hello.from {
             Party::Worker { .. } => hello.incarnation == 0,
-            Party::Shard { server, .. } => server.is_none(),
+            Party::Shard { server, .. } => server.is_none() && !is_planned,
             Party::Aggregator { id, .. } => id.is_none(),
             _ => false,
         };
@@ -74,7 +111,7 @@ impl Recovery {
         Some(clocks)
     }
 
-    /// Whether those who come hear that the job was over.
+    /// Whether members that connect are told that the job is over.
     pub(super) fn is_farewell(&self) -> bool {
         self.farewell.is_some()
     }
@@ -83,7 +120,7 @@ impl Recovery {
     pub(super) fn told(&mut self, node: NodeId) {
         if let Some((untold, until)) = &mut self.farewell {
             untold.remove(&node);
-            if untold.is_empty() {
+            if untold.is_empty() && self.retired.is_empty() {
                 *until = Time::ZERO;
             }
         }
@@ -96,5 +133,44 @@ impl Recovery {
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
         self.farewell.as_ref().map(|(_, until)| *until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const OLD: ProcessId = ProcessId(7);
+    const SPARE: NodeId = NodeId::Spare(3);
+
+    #[test]
+    fn a_job_that_ends_waits_for_the_core_that_a_shard_was_taken_from() {
+        let now = Time::ZERO;
+        let mut recovery = Recovery::default();
+        assert!(!recovery.awaits_retired(now));
+        recovery.note_retired(OLD, now);
+        assert!(recovery.awaits_retired(now));
+        recovery.say_farewell(BTreeSet::new(), now);
+        recovery.told(NodeId::Spare(1));
+        assert!(!recovery.poll_farewell(now), "it has not come back");
+        recovery.note_spare(ProcessId(8), NodeId::Spare(2));
+        recovery.note_spare(OLD, SPARE);
+        assert!(!recovery.poll_farewell(now), "it is here, and not told");
+        recovery.told(SPARE);
+        assert!(recovery.poll_farewell(now));
+    }
+
+    #[test]
+    fn a_core_that_came_back_or_stays_away_is_not_waited_for() {
+        let mut recovery = Recovery::default();
+        recovery.note_retired(OLD, Time::ZERO);
+        recovery.note_spare(OLD, SPARE);
+        assert!(!recovery.awaits_retired(Time::ZERO));
+        recovery.note_retired(OLD, Time::ZERO);
+        let later = Time::ZERO + limits::RETURN_GRACE;
+        assert!(recovery.awaits_retired(Time(later.0 - 1)) && !recovery.awaits_retired(later));
+        recovery.say_farewell(BTreeSet::new(), later);
+        assert!(recovery.poll_farewell(later + limits::RETURN_GRACE + Duration::from_nanos(1)));
     }
 }

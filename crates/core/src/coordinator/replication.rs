@@ -3,12 +3,14 @@
 //! Data cores that serve no shard are *spare*. One is told to keep a copy of a shard; when the serving process says that the copy is in
 //! sync, the copy can take over ([`crate::replica`]). That makes a backup of it, or ends a move.
 
+use super::balance::Balance;
 use crate::address::Addresses;
 use crate::limits;
 use crate::prng::Prng;
-use crate::status::ServedStatus;
-use crate::types::{NodeId, ProcessId, ServerId, ShardId, Time};
+use crate::status::{MovesStatus, ServedStatus};
+use crate::types::{CopyId, NodeId, ProcessId, ServerId, ShardId, Time};
 use crate::wire::{Change, Plan, ServedShard, Welcome};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The spare cores of a job, and what they are used for.
@@ -21,10 +23,32 @@ pub(super) struct Replication {
     numbers: BTreeMap<ServerId, ProcessId>,
     /// Processes that were asked for another core, which has not come yet.
     starting: BTreeMap<ProcessId, Time>,
+    /// Copies that processes have of the shards that they served, until when they may come and say so.
+    formers: BTreeMap<ShardId, (CopyId, Time)>,
     /// Servers that are to serve nothing any more.
     draining: BTreeSet<ServerId>,
     /// Processes of servers that were drained. Cores of them that are yet to come are told to end.
     left: BTreeSet<ProcessId>,
+    /// Processes that made no progress.
+    shunned: BTreeSet<ProcessId>,
+    /// No copy is made before, after a restart of the coordinator: those that exist come back by then.
+    copies_from: Option<Time>,
+    /// Which shards are to move.
+    balance: Balance,
+    /// Shards that have moved, and the bytes that were sent for it.
+    moved: (u64, u64),
+    /// How often the coordinator was started anew, and the orders for copies that it gave since: no two have the same number.
+    lives: u32,
+    orders: u32,
+}
+
+/// What a coordinator that is started anew has to know of the servers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(super) struct ServersState {
+    lives: u32,
+    numbers: Vec<(ServerId, ProcessId)>,
+    draining: Vec<ServerId>,
+    left: Vec<ProcessId>,
 }
 
 #[derive(Debug)]
@@ -37,13 +61,46 @@ struct Spare {
     keeps: Option<Kept>,
 }
 
+impl Spare {
+    /// Whether it has a copy that the plan says can take over.
+    fn can_take_over(&self, served: &ServedShard) -> bool {
+        let kept = self.keeps.filter(|kept| kept.shard == served.shard && kept.is_in_sync);
+        let is_here = self.lost_since.is_none() && self.addresses.is_some();
+        is_here && kept.is_some_and(|kept| served.copy == Some(self.copy_id(kept)))
+    }
+
+    fn copy_id(&self, kept: Kept) -> CopyId {
+        CopyId { process: self.process, order: kept.order }
+    }
+
+    /// Whether this is the copy that it keeps of a shard.
+    fn has_copy(&self, shard: ShardId, copy: CopyId) -> bool {
+        self.keeps.is_some_and(|kept| kept.shard == shard && self.copy_id(kept) == copy)
+    }
+}
+
 /// A copy that a spare core keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Kept {
     shard: ShardId,
+    /// The number of the order to keep it.
+    order: u64,
     is_in_sync: bool,
     /// It is to serve the shard when it is in sync.
     is_move: bool,
+    /// Bytes that were sent to move it, once it is in sync.
+    bytes: u64,
+}
+
+/// A serving process says that a copy is in sync.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InSync {
+    pub(super) shard: ShardId,
+    pub(super) copy: CopyId,
+    /// The newest epoch that the serving process knew.
+    pub(super) epoch: u32,
+    /// Bytes that were sent to the copy.
+    pub(super) bytes: u64,
 }
 
 /// The process that serves a shard, as the coordinator sees it.
@@ -64,6 +121,10 @@ pub(super) enum Order {
         spare: u32,
         /// The shard, and who serves it.
         served: ServedShard,
+        /// The number of this order.
+        order: u64,
+        /// The core is to serve the shard as soon as it has everything.
+        moves: bool,
     },
     /// The process of a node is to start another core.
     Start(NodeId),
@@ -80,6 +141,8 @@ pub(super) enum Order {
         /// Why, for the log.
         why: String,
     },
+    /// A copy that the plan gives its shard to has not heard of it: the message was lost with a connection, or with the coordinator.
+    PromoteAgain(u32),
 }
 
 /// How long a process may take to start another core.
@@ -109,8 +172,8 @@ impl Replication {
             lost_since: None,
             keeps: None,
         });
-        // What it kept is not known: it may be another life of the core. It is told again.
-        (spare.lost_since, spare.keeps) = (None, None);
+        // What it keeps it says before it says where it is reached. Until then it is of no use.
+        (spare.lost_since, spare.keeps, spare.addresses) = (None, None, None);
         Welcome { you: NodeId::Spare(number), incarnation: process.0, session: 0 }
     }
 
@@ -135,6 +198,52 @@ impl Replication {
     /// The servers that a job begins with.
     pub(super) fn begin(&mut self, plan: &Plan) {
         self.numbers.extend(plan.shards.iter().map(|served| (served.shard.server, served.process)));
+        self.balance.begin(plan);
+    }
+
+    /// A shard has carried so many bytes since the job began.
+    pub(super) fn note_traffic(&mut self, now: Time, shard: ShardId, bytes: u64) {
+        self.balance.note_traffic(now, shard, bytes);
+    }
+
+    /// The process of a shard that has a copy makes no progress: from now on it is given nothing, and what it has moves away. Whether there is a copy.
+    pub(super) fn shun(&mut self, plan: &Plan, shard: ShardId) -> bool {
+        let served = plan.served(shard).filter(|served| served.copy.is_some());
+        self.shunned.extend(served.map(|served| served.process));
+        served.is_some()
+    }
+
+    /// What has to be known when the coordinator is started anew. Processes that have nothing are not remembered.
+    pub(super) fn remembered(&self, plan: Option<&Plan>) -> ServersState {
+        let served = plan.iter().flat_map(|plan| &plan.shards);
+        let in_plan: BTreeSet<ProcessId> = served
+            .flat_map(|served| [Some(served.process), served.copy.map(|copy| copy.process)])
+            .flatten()
+            .collect();
+        let is_used = |process: &ProcessId| {
+            in_plan.contains(process) || self.spares.values().any(|spare| spare.process == *process)
+        };
+        let numbers = self.numbers.iter().filter(|(_, process)| is_used(process));
+        ServersState {
+            lives: self.lives,
+            numbers: numbers.map(|(number, process)| (*number, *process)).collect(),
+            draining: self.draining.iter().copied().collect(),
+            left: self.left.iter().copied().collect(),
+        }
+    }
+
+    /// Goes on from what was remembered.
+    pub(super) fn restore(&mut self, state: ServersState) {
+        let ServersState { lives, numbers, draining, left } = state;
+        (self.lives, self.orders) = (lives.saturating_add(1), 0);
+        self.numbers.extend(numbers);
+        self.draining.extend(draining);
+        self.left.extend(left);
+    }
+
+    /// The coordinator was started anew.
+    pub(super) fn postpone_copies(&mut self, until: Time) {
+        self.copies_from = Some(until);
     }
 
     pub(super) fn register(&mut self, number: u32, addresses: Addresses) {
@@ -143,12 +252,17 @@ impl Replication {
         }
     }
 
-    /// A core that has come back says what it keeps: a copy that can take over still can, since nobody was told otherwise.
-    pub(super) fn note_kept(&mut self, number: u32, shard: ShardId, plan: &Plan) {
+    /// A core that has come back says what it keeps: a copy that can take over still can, since nobody was told otherwise. One that was to take
+    /// over may not know it.
+    pub(super) fn note_kept(&mut self, number: u32, shard: ShardId, order: u64, plan: &Plan) {
+        self.formers.remove(&shard);
         if let Some(spare) = self.spares.get_mut(&number)
-            && let Some(served) = plan.served(shard).filter(|served| served.copy == Some(spare.process))
+            && let Some(served) = plan.served(shard)
+            && (served.copy == Some(CopyId { process: spare.process, order })
+                || served.process == spare.process)
         {
-            spare.keeps = Some(Kept { shard: served.shard, is_in_sync: true, is_move: false });
+            spare.keeps =
+                Some(Kept { shard: served.shard, order, is_in_sync: true, is_move: false, bytes: 0 });
         }
     }
 
@@ -172,6 +286,12 @@ impl Replication {
         self.spares.iter().filter(|(_, spare)| spare.lost_since.is_none()).map(|(number, _)| *number)
     }
 
+    /// Spare cores that are not connected now and may come back.
+    pub(super) fn away(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let away = self.spares.iter().filter(|(_, spare)| spare.lost_since.is_some());
+        away.map(|(number, _)| NodeId::Spare(*number))
+    }
+
     /// A server is to serve nothing any more. The error says why that cannot be.
     pub(super) fn drain(&mut self, server: ServerId, plan: &Plan) -> Result<String, String> {
         let Some(process) = self.numbers.get(&server) else {
@@ -193,35 +313,28 @@ impl Replication {
     }
 
     /// The serving process says that a copy is in sync, as of an epoch. The plan's change, if it is to be a backup.
-    pub(super) fn note_in_sync(
-        &mut self,
-        plan: &Plan,
-        shard: ShardId,
-        process: ProcessId,
-        epoch: u32,
-    ) -> Option<Change> {
+    pub(super) fn note_in_sync(&mut self, plan: &Plan, found: InSync) -> Option<Change> {
+        let InSync { shard, copy, epoch, bytes } = found;
         let served = plan.served(shard)?;
         // The serving process does not wait for a copy that it knew before the shard's last change.
         if served.since > epoch {
             return None;
         }
-        let keeps = |spare: &&mut Spare| {
-            spare.process == process && spare.keeps.is_some_and(|kept| kept.shard == shard)
-        };
-        let kept = self.spares.values_mut().find(keeps)?.keeps.as_mut()?;
+        let kept = self.spares.values_mut().find(|spare| spare.has_copy(shard, copy))?.keeps.as_mut()?;
         kept.is_in_sync = true;
+        kept.bytes = if kept.is_move { bytes } else { 0 };
         // Told again what the plan says: a change would cost the shard the other copies that it makes.
-        if kept.is_move || served.copy == Some(process) {
+        if kept.is_move || served.copy == Some(copy) {
             return None;
         }
-        Some(ServedShard { copy: Some(process), ..served.clone() }.change())
+        Some(ServedShard { copy: Some(copy), ..served.clone() }.change())
     }
 
     /// The serving process says that a copy is out of reach. It is told in any case that it need not wait.
-    pub(super) fn note_lost(&mut self, plan: &Plan, shard: ShardId, process: ProcessId) -> Option<Change> {
-        self.give_up(shard, |spare| spare.process == process);
+    pub(super) fn note_lost(&mut self, plan: &Plan, shard: ShardId, lost: CopyId) -> Option<Change> {
+        self.give_up(shard, |spare| spare.has_copy(shard, lost));
         let served = plan.served(shard)?;
-        let copy = served.copy.filter(|copy| *copy != process);
+        let copy = served.copy.filter(|copy| *copy != lost);
         Some(ServedShard { copy, ..served.clone() }.change())
     }
 
@@ -237,6 +350,7 @@ impl Replication {
         plan: &Plan,
         primary: impl Fn(ShardId) -> Primary,
     ) -> Option<Order> {
+        self.copies_from = self.copies_from.filter(|from| *from > now);
         if let Some(order) = self.poll_lost(now, plan) {
             return Some(order);
         }
@@ -245,13 +359,16 @@ impl Replication {
             lost_since.is_some_and(|since| since + limits::COPY_GRACE <= now)
                 || last_heard + limits::FAILOVER_SILENCE <= now
         };
-        if let Some(order) = self.poll_failover(plan, is_gone) {
-            return Some(order);
-        }
-        if let Some(order) = self.poll_handover(plan) {
-            return Some(order);
-        }
         let is_here = |served: &ServedShard| primary(served.shard).lost_since.is_none();
+        if let Some(order) = self.poll_unheard(plan, is_here).or_else(|| self.poll_failover(plan, is_gone)) {
+            return Some(order);
+        }
+        if let Some(order) = self.poll_handover(now, plan, is_here) {
+            return Some(order);
+        }
+        if self.copies_from.is_some() {
+            return None;
+        }
         if let Some(order) = self.poll_unkept(plan, is_here) {
             return Some(order);
         }
@@ -259,63 +376,108 @@ impl Replication {
         self.poll_copy(now, plan, is_here).or_else(|| self.poll_move(now, plan, is_here))
     }
 
-    /// Spare cores that do not come back.
+    /// Spare cores that do not come back. The plan does not name a copy that nobody keeps: another is only made then.
     fn poll_lost(&mut self, now: Time, plan: &Plan) -> Option<Order> {
         let is_lost = |spare: &Spare| spare.lost_since.is_some_and(|since| since + limits::COPY_GRACE <= now);
         while let Some(number) = self.spares.iter().find(|(_, spare)| is_lost(spare)).map(|(id, _)| *id) {
-            let spare = self.spares.remove(&number)?;
+            self.spares.remove(&number)?;
+        }
+        if self.copies_from.is_some() {
+            return None;
+        }
+        self.formers.retain(|_, (_, until)| *until > now);
+        // A core that has come back has yet to say what it keeps.
+        let may_be_kept = |served: &ServedShard, copy: CopyId| {
+            let is_it = |spare: &Spare| {
+                let is_silent = spare.process == copy.process && spare.addresses.is_none();
+                is_silent || spare.has_copy(served.shard, copy)
+            };
+            let is_awaited = self.formers.get(&served.shard).is_some_and(|(former, _)| *former == copy);
+            is_awaited || self.spares.values().any(is_it)
+        };
+        let is_gone = |served: &&ServedShard| served.copy.is_some_and(|copy| !may_be_kept(served, copy));
+        let served = plan.shards.iter().find(is_gone)?;
+        Some(Order::Change(ServedShard { copy: None, ..served.clone() }.change()))
+    }
+
+    /// A core keeps the shard that it is to serve. What other cores of its process still keep of that shard, at other addresses, is no copy.
+    fn poll_unheard(&mut self, plan: &Plan, is_here: impl Fn(&ServedShard) -> bool) -> Option<Order> {
+        let mut unheard = None;
+        for (number, spare) in self.spares.iter_mut().filter(|(_, spare)| spare.lost_since.is_none()) {
             let served = spare.keeps.and_then(|kept| plan.served(kept.shard));
-            if let Some(served) = served.filter(|served| served.copy == Some(spare.process)) {
-                return Some(Order::Change(ServedShard { copy: None, ..served.clone() }.change()));
+            if let (Some(served), Some(addresses)) = (served, &spare.addresses)
+                && served.process == spare.process
+            {
+                spare.keeps = None;
+                unheard = unheard.or((served.addresses == *addresses && !is_here(served)).then_some(*number));
             }
         }
-        None
+        let number = unheard?;
+        self.spares.remove(&number);
+        Some(Order::PromoteAgain(number))
     }
 
     /// A shard whose process is gone is served by its copy.
     fn poll_failover(&mut self, plan: &Plan, is_gone: impl Fn(&ServedShard) -> bool) -> Option<Order> {
-        for served in plan.shards.iter().filter(|served| served.copy.is_some() && is_gone(served)) {
-            let is_copy = |spare: &Spare| {
-                let keeps = spare.keeps.is_some_and(|kept| kept.shard == served.shard && kept.is_in_sync);
-                keeps && Some(spare.process) == served.copy && spare.lost_since.is_none()
-            };
-            if let Some((number, _)) = self.spares.iter().find(|(_, spare)| is_copy(spare)) {
+        for served in plan.shards.iter().filter(|served| is_gone(served)) {
+            if let Some((number, _)) = self.spares.iter().find(|(_, spare)| spare.can_take_over(served)) {
                 let why = format!("{} is out of reach", served.process);
-                return self.promote(*number, served.shard, why);
+                return self.promote(*number, served.shard, None, why);
             }
         }
         None
     }
 
     /// A copy that is to serve its shard is in sync.
-    fn poll_handover(&mut self, plan: &Plan) -> Option<Order> {
+    fn poll_handover(
+        &mut self,
+        now: Time,
+        plan: &Plan,
+        is_here: impl Fn(&ServedShard) -> bool,
+    ) -> Option<Order> {
         let is_ready = |spare: &Spare| {
             let ready = |kept: Kept| kept.is_move && kept.is_in_sync && plan.served(kept.shard).is_some();
-            spare.lost_since.is_none() && spare.keeps.is_some_and(ready)
+            spare.lost_since.is_none() && spare.addresses.is_some() && spare.keeps.is_some_and(ready)
         };
-        let (number, shard) = self.spares.iter().find_map(|(number, spare)| {
-            spare.keeps.filter(|_| is_ready(spare)).map(|kept| (*number, kept.shard))
+        let (number, kept) = self.spares.iter().find_map(|(number, spare)| {
+            spare.keeps.filter(|_| is_ready(spare)).map(|kept| (*number, kept))
         })?;
-        self.promote(number, shard, "it moves".into())
+        // The process that has served it until now has everything too. It remains the copy at least until there is another.
+        let served = plan.served(kept.shard).filter(|served| self.keeps_copies && is_here(served));
+        let former = served.map(|served| CopyId { process: served.process, order: self.number_order() });
+        self.formers.extend(former.map(|copy| (kept.shard, (copy, now + limits::COPY_GRACE))));
+        let order = self.promote(number, kept.shard, former, "it moves".into())?;
+        let (shards, bytes) = self.moved;
+        self.moved = (shards + 1, bytes + kept.bytes);
+        self.balance.note_moved(now, kept.shard);
+        Some(order)
     }
 
-    fn promote(&mut self, number: u32, shard: ShardId, why: String) -> Option<Order> {
+    /// The number of an order for a copy.
+    fn number_order(&mut self) -> u64 {
+        self.orders += 1;
+        u64::from(self.lives) << 32 | u64::from(self.orders)
+    }
+
+    fn promote(&mut self, number: u32, shard: ShardId, copy: Option<CopyId>, why: String) -> Option<Order> {
+        let addresses = self.spares.get(&number)?.addresses.clone()?;
         let spare = self.spares.remove(&number)?;
         self.give_up(shard, |_| true);
-        let addresses = spare.addresses?;
-        let change = Change::Served { shard, process: spare.process, addresses, copy: None };
+        let change = Change::Served { shard, process: spare.process, addresses, copy };
         Some(Order::Promote { spare: number, shard, change, why })
     }
 
     /// A server that is drained has a copy which nobody else can keep: it is given up.
     fn poll_unkept(&mut self, plan: &Plan, is_here: impl Fn(&ServedShard) -> bool) -> Option<Order> {
-        let draining = |served: &&ServedShard| served.copy.is_some_and(|copy| self.is_draining(copy));
+        let draining = |served: &&ServedShard| served.copy.is_some_and(|copy| self.is_draining(copy.process));
         plan.shards.iter().find(draining)?;
         let loads = self.loads(plan, is_here);
         let has_others = |served: &ServedShard| loads.keys().any(|process| *process != served.process);
         let is_stuck = |served: &&ServedShard| loads.contains_key(&served.process) && !has_others(served);
         let served = plan.shards.iter().filter(draining).find(is_stuck)?;
-        self.give_up(served.shard, |spare| Some(spare.process) == served.copy);
+        self.give_up(served.shard, |spare| {
+            served.copy.is_some_and(|copy| spare.has_copy(served.shard, copy))
+        });
         Some(Order::Change(ServedShard { copy: None, ..served.clone() }.change()))
     }
 
@@ -328,7 +490,10 @@ impl Replication {
             let keeps = |spare: &&Spare| spare.keeps.is_some_and(|kept| kept.shard == shard);
             self.spares.values().filter(keeps).any(|spare| !self.is_draining(spare.process))
         };
-        let lacking = plan.shards.iter().filter(|served| !is_kept(served.shard) && is_here(served));
+        let has_none = |served: &ServedShard| served.copy.is_none_or(|copy| self.is_draining(copy.process));
+        let is_lacking =
+            |served: &&ServedShard| has_none(served) && !is_kept(served.shard) && is_here(served);
+        let lacking = plan.shards.iter().filter(is_lacking);
         let lacking: Vec<ServedShard> = lacking.cloned().collect();
         for served in lacking {
             let loads = self.loads(plan, &is_here);
@@ -345,7 +510,7 @@ impl Replication {
         None
     }
 
-    /// A shard moves from the server that serves most to the one that serves least, or away from one that is drained.
+    /// A shard moves to where it is wanted, for the balance or because its server is drained.
     fn poll_move(&mut self, now: Time, plan: &Plan, is_here: impl Fn(&ServedShard) -> bool) -> Option<Order> {
         let is_moving = |spare: &Spare| spare.keeps.is_some_and(|kept| kept.is_move);
         if self.spares.values().any(is_moving) || !plan.shards.iter().all(&is_here) {
@@ -355,29 +520,42 @@ impl Replication {
         if self.spares.values().any(|spare| spare.keeps.is_some_and(|kept| !kept.is_in_sync)) {
             return None;
         }
-        let loads = self.loads(plan, &is_here);
-        let drained =
-            plan.shards.iter().map(|served| served.process).find(|process| self.is_draining(*process));
-        let least = loads.iter().min_by_key(|(process, load)| (load.serves, **process))?;
-        let most = loads.iter().max_by_key(|(process, load)| (load.serves, **process))?;
-        let (from, to) = match drained {
-            Some(process) => (process, *least.0),
-            None if most.1.serves >= least.1.serves + 2 => (*most.0, *least.0),
-            None => return None,
-        };
-        let movable = || plan.shards.iter().filter(|served| served.process == from && served.process != to);
-        // A copy that is there already need not be made.
-        let has_copy = |served: &&ServedShard| served.copy == Some(to);
-        let served = movable().find(has_copy).or_else(|| movable().next())?.clone();
+        let servers = self.loads(plan, &is_here).into_keys().collect();
+        let (served, to) = self.balance.next(plan, &servers)?;
         let copy = self.spares.values_mut().find(|spare| {
             let keeps = spare.keeps.is_some_and(|kept| kept.shard == served.shard && kept.is_in_sync);
             spare.process == to && keeps && spare.lost_since.is_none()
         });
         if let Some(kept) = copy.and_then(|spare| spare.keeps.as_mut()) {
             kept.is_move = true;
-            return self.poll_handover(plan);
+            return self.poll_handover(now, plan, is_here);
         }
         self.keep_at(now, plan, to, &served, true)
+    }
+
+    /// Shards are to be spread over the servers anew, by what they carry. The error says why that cannot be.
+    pub(super) fn rebalance(
+        &mut self,
+        plan: &Plan,
+        primary: impl Fn(ShardId) -> Primary,
+    ) -> Result<String, String> {
+        let is_here = |served: &ServedShard| primary(served.shard).lost_since.is_none();
+        if let Some(served) = plan.shards.iter().find(|served| !is_here(served)) {
+            return Err(format!("{} is out of reach at the moment; try again", served.shard));
+        }
+        let servers: BTreeSet<ProcessId> = self.loads(plan, is_here).into_keys().collect();
+        if servers.len() < 2 {
+            return Err("there is only one server; start another with `paramill serve --join` first".into());
+        }
+        Ok(match self.balance.ask(plan, &servers) {
+            (0, _) => {
+                format!("no shard moves: the load of {} servers is as even as it can be", servers.len())
+            }
+            (1, bytes) => format!("one shard moves, of {bytes} bytes of parameters"),
+            (shards, bytes) => {
+                format!("{shards} shards move, one after the other, of {bytes} bytes of parameters")
+            }
+        })
     }
 
     /// Has a process keep a copy of a shard, or start a core that could.
@@ -393,11 +571,13 @@ impl Replication {
             || self.spares.iter().filter(|(_, spare)| spare.process == process && spare.lost_since.is_none());
         let free = own().find(|(_, spare)| spare.keeps.is_none() && spare.addresses.is_some());
         if let Some(number) = free.map(|(number, _)| *number) {
-            let kept = Kept { shard: served.shard, is_in_sync: false, is_move };
+            let order = self.number_order();
+            let kept = Kept { shard: served.shard, order, is_in_sync: false, is_move, bytes: 0 };
             self.spares.get_mut(&number)?.keeps = Some(kept);
-            return Some(Order::Keep { spare: number, served: served.clone() });
+            return Some(Order::Keep { spare: number, served: served.clone(), order, moves: is_move });
         }
-        if self.starting.contains_key(&process) {
+        // One that has yet to say where it is reached need not be asked for.
+        if self.starting.contains_key(&process) || own().any(|(_, spare)| spare.addresses.is_none()) {
             return None;
         }
         let spare = own().next().map(|(number, _)| NodeId::Spare(*number));
@@ -410,6 +590,7 @@ impl Replication {
     /// Whether a process is to serve nothing, or was.
     fn is_draining(&self, process: ProcessId) -> bool {
         self.left.contains(&process)
+            || self.shunned.contains(&process)
             || self.draining.iter().any(|server| self.numbers.get(server) == Some(&process))
     }
 
@@ -430,9 +611,8 @@ impl Replication {
     pub(super) fn poll_drained(&mut self, plan: &Plan) -> Option<ServerId> {
         let serves = |server: &ServerId| {
             let process = self.numbers.get(server);
-            plan.shards
-                .iter()
-                .any(|served| Some(&served.process) == process || served.copy.as_ref() == process)
+            let keeps = |served: &ServedShard| served.copy.is_some_and(|copy| Some(&copy.process) == process);
+            plan.shards.iter().any(|served| Some(&served.process) == process || keeps(served))
         };
         let server = *self.draining.iter().find(|server| !serves(server))?;
         self.draining.remove(&server);
@@ -448,8 +628,8 @@ impl Replication {
         Some(number)
     }
 
-    /// Where every shard is served, and which server keeps its copy.
-    pub(super) fn statuses(&self, plan: &Plan) -> Vec<ServedStatus> {
+    /// Where every shard is served, and which server keeps its copy, as far as these are here.
+    pub(super) fn statuses(&self, plan: &Plan, primary: impl Fn(ShardId) -> Primary) -> Vec<ServedStatus> {
         let number = |process: ProcessId| {
             self.numbers.iter().find(|(_, known)| **known == process).map(|(number, _)| *number)
         };
@@ -458,33 +638,45 @@ impl Replication {
                 .spares
                 .values()
                 .find(|spare| spare.keeps.is_some_and(|kept| kept.shard == served.shard && !kept.is_in_sync));
+            let copy = self.spares.values().find(|spare| spare.can_take_over(served));
+            let is_here = primary(served.shard).lost_since.is_none();
             ServedStatus {
                 shard: served.shard,
-                server: number(served.process),
-                copy: served.copy.and_then(number),
+                server: number(served.process).filter(|_| is_here),
+                copy: copy.and_then(|spare| number(spare.process)),
                 copying: copying.and_then(|spare| number(spare.process)),
+                moving: self.balance.wanted(served.shard).and_then(number),
             }
         };
         plan.shards.iter().map(status).collect()
     }
 
+    /// Shards that have moved, and those that are to.
+    pub(super) fn moves(&self) -> MovesStatus {
+        let is_moving = |spare: &&Spare| spare.keeps.is_some_and(|kept| kept.is_move);
+        let (shards, bytes) = self.moved;
+        MovesStatus {
+            shards,
+            bytes,
+            planned: self.balance.wanted_count() as u32,
+            under_way: self.spares.values().filter(is_moving).count() as u32,
+        }
+    }
+
     /// When [`Replication::poll`] is to be asked though nothing happened.
     pub(super) fn next_timeout(&self, plan: &Plan, primary: impl Fn(ShardId) -> Primary) -> Option<Time> {
         let spares = self.spares.values().filter_map(|spare| spare.lost_since);
-        let can_take_over = |served: &&ServedShard| {
-            let is_copy = |spare: &Spare| {
-                let keeps = spare.keeps.is_some_and(|kept| kept.shard == served.shard && kept.is_in_sync);
-                keeps && Some(spare.process) == served.copy && spare.lost_since.is_none()
-            };
-            self.spares.values().any(is_copy)
-        };
+        let can_take_over =
+            |served: &&ServedShard| self.spares.values().any(|spare| spare.can_take_over(served));
         let shards = plan.shards.iter().filter(can_take_over).flat_map(|served| {
             let Primary { lost_since, last_heard } = primary(served.shard);
             let lost = lost_since.map(|since| since + limits::COPY_GRACE);
             [lost, Some(last_heard + limits::FAILOVER_SILENCE)]
         });
         let starting = self.starting.values().map(|since| *since + START_PATIENCE);
-        spares.map(|since| since + limits::COPY_GRACE).chain(shards.flatten()).chain(starting).min()
+        let lost = spares.map(|since| since + limits::COPY_GRACE);
+        let formers = self.formers.values().map(|(_, until)| *until);
+        lost.chain(shards.flatten()).chain(starting).chain(formers).chain(self.copies_from).min()
     }
 }
 
@@ -493,4 +685,99 @@ impl Replication {
 struct Load {
     serves: usize,
     copies: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    const SHARD: ShardId = ShardId { server: ServerId(0), core: 0 };
+    const SERVING: ProcessId = ProcessId(1);
+    const OTHER: ProcessId = ProcessId(2);
+
+    fn plan() -> Plan {
+        Plan {
+            epoch: Plan::FIRST_EPOCH,
+            tables: vec![],
+            parts: vec![],
+            whole: vec![],
+            shards: vec![ServedShard::original(SHARD, SERVING, "host:1".into())],
+            workers: 0,
+            members: vec![],
+            policy: Policy::default(),
+            overrides: vec![],
+            switches: vec![],
+            seed: 0,
+            resumed: None,
+        }
+    }
+
+    fn is_here(_: ShardId) -> Primary {
+        Primary { lost_since: None, last_heard: Time::ZERO }
+    }
+
+    /// A spare core of the other process comes, and is told to keep a copy: its number and the order's.
+    fn ordered(replication: &mut Replication, plan: &Plan) -> (u32, u64) {
+        let NodeId::Spare(number) = replication.accept(OTHER, Some(ServerId(1)), 0).you else {
+            panic!("it serves nothing")
+        };
+        assert_eq!(replication.poll(Time::ZERO, plan, is_here), None, "it may say that it keeps a copy");
+        replication.register(number, "host:2".into());
+        match replication.poll(Time::ZERO, plan, is_here) {
+            Some(Order::Keep { spare, order, .. }) if spare == number => (spare, order),
+            other => panic!("a copy is to be made: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_a_copy_that_an_earlier_coordinator_ordered_does_not_count_for_another() {
+        let mut plan = plan();
+        let mut before = Replication::new(true);
+        before.begin(&plan);
+        let (_, first) = ordered(&mut before, &plan);
+        let mut replication = Replication::new(true);
+        replication.restore(before.remembered(Some(&plan)));
+        let (number, second) = ordered(&mut replication, &plan);
+        assert!(second > first);
+        let copy = |order: u64| CopyId { process: OTHER, order };
+        let in_sync =
+            |order: u64, plan: &Plan| InSync { shard: SHARD, copy: copy(order), epoch: plan.epoch, bytes: 1 };
+        // The serving process knew the first copy, which its core has dropped since.
+        assert_eq!(replication.note_in_sync(&plan, in_sync(first, &plan)), None);
+        replication.note_kept(number, SHARD, first, &plan);
+        let change = replication.note_in_sync(&plan, in_sync(second, &plan));
+        let Some(change @ Change::Served { copy: kept, .. }) = change else { panic!("it can take over") };
+        assert_eq!(kept, Some(copy(second)));
+        plan.apply(2, &change);
+        let statuses = replication.statuses(&plan, is_here);
+        assert_eq!((statuses[0].server, statuses[0].copy), (Some(ServerId(0)), Some(ServerId(1))));
+        assert_eq!(replication.poll(Time::ZERO, &plan, is_here), None);
+        // It does not cost the second copy that the first one is lost.
+        let lost = replication.note_lost(&plan, SHARD, copy(first));
+        assert!(matches!(lost, Some(Change::Served { copy: kept, .. }) if kept == Some(copy(second))));
+    }
+
+    #[test]
+    fn a_copy_that_nobody_keeps_is_not_counted_on_before_another_is_made() {
+        let mut plan = plan();
+        let copy = Some(CopyId { process: OTHER, order: 1 });
+        plan.apply(2, &ServedShard { copy, ..plan.shards[0].clone() }.change());
+        let mut replication = Replication::new(true);
+        replication.begin(&plan);
+        assert_eq!(replication.statuses(&plan, is_here)[0].copy, None, "it has not come back yet");
+        let NodeId::Spare(number) = replication.accept(OTHER, Some(ServerId(1)), 0).you else {
+            panic!("it serves nothing")
+        };
+        assert_eq!(replication.poll(Time::ZERO, &plan, is_here), None);
+        let remembered = replication.remembered(Some(&plan));
+        assert_eq!(remembered.numbers, [(ServerId(0), SERVING), (ServerId(1), OTHER)]);
+        replication.register(number, "host:2".into());
+        let Some(Order::Change(change)) = replication.poll(Time::ZERO, &plan, is_here) else {
+            panic!("it has come back without the copy")
+        };
+        plan.apply(3, &change);
+        assert_eq!(plan.shards[0].copy, None);
+        assert!(matches!(replication.poll(Time::ZERO, &plan, is_here), Some(Order::Keep { .. })));
+    }
 }

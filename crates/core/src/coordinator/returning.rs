@@ -7,8 +7,9 @@ use super::epochs::Epochs;
 use super::memory::{Identity, RestoreError, State};
 use super::phase::Stage;
 use super::recovery::Recovery;
-use super::scheduler::Scheduler;
+use super::scheduler::{Resumed, Scheduler};
 use super::{Coordinator, JobConfig, checkpointing, waiting, warnings};
+use crate::limits;
 use crate::registry::Registry;
 use crate::types::{Clock, NodeId, ServerId, TableId, Time, WorkerId};
 use crate::wire::{Control, Standing};
@@ -32,10 +33,14 @@ pub(super) fn restore(
     own.barriers = Barriers::restore(state.barriers);
     own.aggregators.restore(now, &state.aggregators);
     if let Some(run) = state.run {
-        own.servers.restore(now, &run.settled.shards);
-        own.replication.begin(&run.settled);
         own.stage = if run.is_running { Stage::Running } else { Stage::Starting };
         let epochs = Epochs::restore(now, run, state.aggregators.iter().map(|known| known.id));
+        own.recovery.note_former(state.own, epochs.newest());
+        own.servers.restore(now, &epochs.newest().shards);
+        own.replication.restore(state.servers);
+        if own.stage == Stage::Running {
+            own.replication.postpone_copies(now + limits::RETURN_GRACE);
+        }
         let sync = epochs.newest().policy_of(TableId(0), ServerId(0)).sync(&own.registry);
         if sync.is_ok_and(|sync| !sync.overlap) {
             own.recovery.ask_for_clocks();
@@ -76,7 +81,9 @@ pub(super) fn state(own: &Coordinator) -> State {
         run: own.epochs.as_ref().map(|epochs| epochs.remembered(own.stage != Stage::Starting)),
         barriers: own.barriers.remembered(),
         over: (own.stage == Stage::Over).then(|| own.failure.clone()),
+        servers: own.replication.remembered(own.epochs.as_ref().map(Epochs::newest)),
         orders: own.checkpoints.as_ref().map_or(0, Checkpoints::orders),
+        own: own.config.own_process,
     }
 }
 
@@ -97,10 +104,16 @@ pub(super) fn take_clock(own: &mut Coordinator, now: Time, worker: WorkerId, pus
 /// Makes the scheduler anew once it is known how far everybody is.
 pub(super) fn resume_scheduler(own: &mut Coordinator, now: Time) {
     let running: Vec<WorkerId> = own.workers.running().collect();
-    let (Some(clocks), Some(epochs)) = (own.recovery.poll_clocks(&running), &mut own.epochs) else {
+    let (Some(mut clocks), Some(epochs)) = (own.recovery.poll_clocks(&running), &mut own.epochs) else {
         return;
     };
     let plan = epochs.newest();
+    // A worker whose first clock was decided before, and that has not been told of it, has pushed nothing.
+    for member in plan.live_members().filter(|member| !running.contains(&member.worker)) {
+        if let Standing::From(clock) = member.standing {
+            clocks.insert(member.worker, Resumed { clock, is_pushed: false });
+        }
+    }
     let sync = plan.policy_of(TableId(0), ServerId(0)).sync(&own.registry);
     let mut scheduler =
         Scheduler::resume(now, sync.expect("checked before it was put into the plan"), plan.seed, &clocks);
@@ -123,8 +136,12 @@ pub(super) fn ask_for_patience(own: &mut Coordinator, of: NodeId) {
     }
 }
 
-/// The job was over before this coordinator was started anew. Whoever comes hears of it.
+/// The job is over: a member hears of it. A shard that has just come back has the plan before, by which it closes the rounds that workers who
+/// left are not waited for in.
 pub(super) fn say_farewell(own: &mut Coordinator, to: NodeId) {
+    if let NodeId::Shard(id) = to {
+        own.inform_shard(id);
+    }
     let message = Control::Stop { error: own.failure.clone() };
     own.send(to, &message);
     own.recovery.told(to);

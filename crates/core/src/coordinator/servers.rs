@@ -1,5 +1,6 @@
 //! The job's servers and their data cores.
 
+use super::progress::Reporting;
 use super::replication::Primary;
 use crate::address::Addresses;
 use crate::limits;
@@ -15,6 +16,8 @@ use std::time::Duration;
 pub(super) struct Servers {
     /// How many the job waits for.
     expected: u32,
+    /// The server in the coordinator's process, if there is one.
+    own: Option<ServerId>,
     processes: BTreeMap<ServerId, Process>,
     shards: BTreeMap<ShardId, Shard>,
 }
@@ -40,6 +43,10 @@ struct Shard {
     informed: bool,
     /// Its last report, and when it came.
     report: Option<(Time, ShardReport)>,
+    /// When bytes or versions last moved there; later by the time that the coordinator has stood still since.
+    moved: Time,
+    /// It makes no progress since then, and another may take its place.
+    left_behind: Option<Time>,
 }
 
 impl Shard {
@@ -75,8 +82,9 @@ pub(super) struct Caller {
 }
 
 impl Servers {
-    pub(super) fn new(expected: u32) -> Servers {
-        Servers { expected, processes: BTreeMap::new(), shards: BTreeMap::new() }
+    /// `own` is the server in the coordinator's process.
+    pub(super) fn new(expected: u32, own: Option<ServerId>) -> Servers {
+        Servers { expected, own, processes: BTreeMap::new(), shards: BTreeMap::new() }
     }
 
     /// The servers of a plan, which are away and come back.
@@ -103,7 +111,8 @@ impl Servers {
         let refuse = |reason| Err(Refusal { reason, retry: false });
         let expected = self.expected;
         let known = self.processes.iter().find(|(_, known)| known.id == process).map(|(id, _)| *id);
-        let free = || (0..expected).map(ServerId).find(|id| !self.processes.contains_key(id));
+        let is_free = |id: &ServerId| !self.processes.contains_key(id) && self.own != Some(*id);
+        let free = || (0..expected).map(ServerId).find(is_free);
         let place = wanted.or(known).or_else(free).map(|server| ShardId { server, core });
         if let Some(plan) = plan {
             let served = wanted.and(place).and_then(|id| plan.served(id));
@@ -152,17 +161,22 @@ impl Servers {
             return Err(Refusal { reason: format!("{id} is here already"), retry: true });
         }
         let shard = self.shards.entry(id).or_default();
-        shard.lost_since = None;
-        shard.last_heard = now;
+        (shard.lost_since, shard.left_behind) = (None, None);
+        (shard.last_heard, shard.moved) = (now, now);
         shard.informed = false;
         Ok(Place::Serves(Welcome { you: NodeId::Shard(id), incarnation: process.0, session: 0 }))
+    }
+
+    /// Shards whose process is not connected now.
+    pub(super) fn away(&self) -> impl Iterator<Item = ShardId> + '_ {
+        self.shards.iter().filter(|(_, shard)| shard.lost_since.is_some()).map(|(id, _)| *id)
     }
 
     /// How the process that serves a shard stands.
     pub(super) fn primary(&self, id: ShardId) -> Primary {
         let shard = self.shards.get(&id);
         Primary {
-            lost_since: shard.map_or(Some(Time::ZERO), |shard| shard.lost_since),
+            lost_since: shard.map_or(Some(Time::ZERO), |shard| shard.lost_since.or(shard.left_behind)),
             last_heard: shard.map_or(Time::ZERO, |shard| shard.last_heard),
         }
     }
@@ -270,8 +284,27 @@ impl Servers {
 
     pub(super) fn take_report(&mut self, now: Time, id: ShardId, report: ShardReport) {
         if let Some(shard) = self.shards.get_mut(&id) {
+            if shard.report.as_ref().is_none_or(|(_, before)| moved(before) != moved(&report)) {
+                (shard.moved, shard.left_behind) = (now, None);
+            }
             shard.report = Some((now, report));
         }
+    }
+
+    /// Shards that are here and whose reports are new.
+    pub(super) fn reporting(&self, now: Time) -> impl Iterator<Item = Reporting<'_>> {
+        let here = self.shards.iter().filter(|(_, shard)| shard.lost_since.is_none());
+        here.filter_map(move |(id, shard)| {
+            let (came, report) = shard.report.as_ref()?;
+            let is_new = now.since(*came) < limits::OLD_REPORT;
+            is_new.then_some(Reporting { shard: *id, moved: shard.moved, report })
+        })
+    }
+
+    /// A shard makes no progress: its copy may take its place. Whether that is news.
+    pub(super) fn leave_behind(&mut self, now: Time, id: ShardId) -> bool {
+        let shard = self.shards.get_mut(&id).filter(|shard| shard.left_behind.is_none());
+        shard.map(|shard| shard.left_behind = Some(now)).is_some()
     }
 
     pub(super) fn reports(&self, now: Time) -> Vec<ShardReport> {
@@ -280,9 +313,9 @@ impl Servers {
 
     /// Since when each is away, and when each was heard last.
     pub(super) fn silences_mut(&mut self) -> impl Iterator<Item = &mut Time> {
-        self.shards
-            .values_mut()
-            .flat_map(|shard| shard.lost_since.as_mut().into_iter().chain([&mut shard.last_heard]))
+        self.shards.values_mut().flat_map(|shard| {
+            shard.lost_since.as_mut().into_iter().chain([&mut shard.last_heard, &mut shard.moved])
+        })
     }
 
     /// When a shard that is away is given up, and the job with it.
@@ -302,6 +335,12 @@ impl Servers {
     }
 }
 
+/// What of a shard moves while it makes progress.
+fn moved(report: &ShardReport) -> (u64, u64, u64) {
+    let versions = report.tables.iter().fold(0u64, |sum, table| sum.wrapping_add(table.version));
+    (report.bytes_pushed, report.bytes_pulled, versions)
+}
+
 impl Shard {
     fn deadline(&self, standstill: &Standstill) -> Option<Time> {
         Some(standstill.deadline(self.lost_since?, limits::CONNECT_DEADLINE))
@@ -315,7 +354,7 @@ mod tests {
     use crate::policy::Policy;
     use crate::status::{TableReport, WaitReport};
     use crate::table::TableSpec;
-    use crate::types::WorkerId;
+    use crate::types::{CopyId, WorkerId};
     use crate::wire::Member;
 
     const START: Time = Time(0);
@@ -356,7 +395,7 @@ mod tests {
 
     /// Two servers of two cores, told where they are reached.
     fn complete() -> Servers {
-        let mut servers = Servers::new(2);
+        let mut servers = Servers::new(2, None);
         for (process, core) in [(7, 0), (8, 0), (8, 1), (7, 1)] {
             let you = accepted(&mut servers, caller(process, core), None);
             assert_eq!(
@@ -388,6 +427,15 @@ mod tests {
     }
 
     #[test]
+    fn nobody_takes_the_number_of_the_coordinators_own_server_by_chance() {
+        let mut servers = Servers::new(2, Some(ServerId(0)));
+        assert_eq!(accepted(&mut servers, caller(9, 0), None), NodeId::Shard(shard(1, 0)));
+        assert_eq!(servers.accept(Time::ZERO, caller(10, 0), None), Ok(Place::Spare));
+        let own = Caller { server: Some(ServerId(0)), ..caller(7, 0) };
+        assert_eq!(accepted(&mut servers, own, None), NodeId::Shard(shard(0, 0)));
+    }
+
+    #[test]
     fn who_does_not_fit_the_job_is_told_why() {
         let mut servers = complete();
         assert_eq!(servers.accept(Time::ZERO, caller(9, 0), None), Ok(Place::Spare), "all servers are here");
@@ -395,7 +443,7 @@ mod tests {
         assert!(!cores.retry && cores.reason.contains("server 0 has 2 cores, not 3"), "{cores:?}");
         let again = refusal(&mut servers, caller(7, 1), None);
         assert!(again.retry && again.reason.contains("is here already"), "{again:?}");
-        let mut servers = Servers::new(2);
+        let mut servers = Servers::new(2, None);
         let most = limits::MAX_CORES;
         for (server, core, cores) in [(2, 0, 1), (0, 2, 2), (0, 0, most + 1)] {
             let caller = Caller { process: ProcessId(7), server: Some(ServerId(server)), core, cores };
@@ -427,7 +475,7 @@ mod tests {
         let own = Caller { server: Some(ServerId(1)), ..caller(8, 0) };
         assert_eq!(accepted(&mut servers, own, Some(&plan)), NodeId::Shard(shard(1, 0)), "it comes back");
         // The other core's shard has a copy, which is about to take over.
-        plan.shards[3].copy = Some(ProcessId(7));
+        plan.shards[3].copy = Some(CopyId { process: ProcessId(7), order: 1 });
         let other = Caller { core: 1, ..other };
         assert_eq!(servers.accept(Time::ZERO, other, Some(&plan)), Ok(Place::Spare));
         plan.shards[3].process = ProcessId(7);
@@ -480,6 +528,7 @@ mod tests {
             workers: 2,
             stats: Default::default(),
             waiting: vec![WaitReport { worker: WorkerId(0), seconds: 1.0, reason }],
+            missing: vec![],
         };
         let report = ShardReport {
             shard: shard(0, 0),

@@ -1,5 +1,6 @@
 //! The job's workers: how they come, go, come back and are given up.
 
+use super::progress::Waiter;
 use crate::limits;
 use crate::prng::Prng;
 use crate::standstill::Standstill;
@@ -83,6 +84,10 @@ struct Rank {
     /// When it was heard last; later by the time that the coordinator has stood still since.
     last_heard: Time,
     last_progress: Time,
+    /// When it last moved bytes or its clock, or waited for others; later by the time that the coordinator has stood still since.
+    idle_since: Time,
+    /// Since when it waits, and has moved nothing; likewise.
+    waits_since: Option<Time>,
     /// Its tables are known; they are those of the job.
     declared: bool,
     /// The plan was sent on this connection.
@@ -101,6 +106,8 @@ impl Rank {
             connected: true,
             last_heard: now,
             last_progress: now,
+            idle_since: now,
+            waits_since: None,
             declared: false,
             informed: false,
             contested_since: None,
@@ -110,6 +117,11 @@ impl Rank {
 
     fn is_live(&self) -> bool {
         matches!(self.state, MemberState::Joining | MemberState::Running)
+    }
+
+    /// Whether it takes part and is connected.
+    fn is_here(&self) -> bool {
+        self.state == MemberState::Running && self.connected
     }
 }
 
@@ -308,8 +320,17 @@ impl Workers {
         report.waited = report.waited.sound();
         report.reads.waited_s = waits::sound(report.reads.waited_s);
         if let Some(rank) = self.ranks.get_mut(&id) {
+            let moved = |report: &WorkerReport| (report.clock, report.bytes_pushed, report.bytes_pulled);
+            let has_moved = moved(&report) != moved(&rank.report);
             if report.clock != rank.report.clock {
                 rank.last_progress = now;
+            }
+            if has_moved || report.waiting.is_some() {
+                rank.idle_since = now;
+            }
+            rank.waits_since = rank.waits_since.filter(|_| !has_moved && report.waiting.is_some());
+            if report.waiting.is_some() {
+                rank.waits_since.get_or_insert(now);
             }
             rank.report = report;
         }
@@ -364,7 +385,7 @@ impl Workers {
     pub(super) fn run(&mut self, now: Time, id: WorkerId) {
         if let Some(rank) = self.ranks.get_mut(&id).filter(|rank| rank.state == MemberState::Joining) {
             rank.state = MemberState::Running;
-            rank.last_progress = now;
+            (rank.last_progress, rank.idle_since) = (now, now);
         }
     }
 
@@ -406,6 +427,12 @@ impl Workers {
     pub(super) fn running(&self) -> impl Iterator<Item = WorkerId> + '_ {
         let running = |(_, rank): &(&WorkerId, &Rank)| rank.state == MemberState::Running;
         self.ranks.iter().filter(running).map(|(id, _)| *id)
+    }
+
+    /// Workers that take part and have been sent the plan on this connection. A change would hide from any other that it lacks those
+    /// before it.
+    pub(super) fn informed(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        self.running().filter(|id| self.ranks[id].informed)
     }
 
     /// The clock that all who run have come to.
@@ -451,7 +478,23 @@ impl Workers {
     }
 
     pub(super) fn last_heard_mut(&mut self) -> impl Iterator<Item = &mut Time> {
-        self.ranks.values_mut().map(|rank| &mut rank.last_heard)
+        self.ranks.values_mut().flat_map(|rank| {
+            [&mut rank.last_heard, &mut rank.idle_since].into_iter().chain(&mut rank.waits_since)
+        })
+    }
+
+    /// Workers that wait for others and have moved nothing since.
+    pub(super) fn waiters(&self) -> impl Iterator<Item = Waiter<'_>> {
+        let ranks = self.ranks.iter().filter(|(_, rank)| rank.is_here());
+        ranks.filter_map(|(id, rank)| {
+            Some(Waiter { worker: *id, since: rank.waits_since?, report: &rank.report })
+        })
+    }
+
+    /// Workers that wait for nobody, each with the time since when it has moved nothing.
+    pub(super) fn unmoved(&self) -> impl Iterator<Item = (WorkerId, Time)> + '_ {
+        let ranks = self.ranks.iter().filter(|(_, rank)| rank.is_here() && rank.waits_since.is_none());
+        ranks.map(|(id, rank)| (*id, rank.idle_since))
     }
 
     /// When a worker is given up, unless it is heard before.
@@ -528,8 +571,8 @@ fn draw_incarnation(prng: &mut Prng) -> u64 {
 /// Reasons why a worker was declared dead, and what its user can do.
 fn obituary(worker: WorkerId, silence: Duration) -> String {
     format!(
-        "{worker} was declared dead: it was silent for {} s, its connection broke and it did not come back within {} s, or \
-         another process took its place. The job goes on without this process; start it anew, and it takes part again",
+        "{worker} was declared dead: it was silent for {} s, its connection broke and it did not come back within {} s, it made \
+         no progress while others waited for it, or another process took its place. The job goes on without this process; start it anew, and it takes part again",
         silence.as_secs_f64(),
         limits::RECONNECT_GRACE.as_secs()
     )

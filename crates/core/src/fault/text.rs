@@ -7,8 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 const SELECTORS: &str = "worker=N, worker=*, server=N, server=*, coordinator, pull, push, link";
-const EFFECTS: &str =
-    "slow=4x, pause=2s@10s, crash@5s[,restart=2s], delay=4s[,p=0.01], reset[,p=0.01], trace=PATH[,scale=1]";
+const EFFECTS: &str = "slow=4x, pause=2s@10s, stall@5s, crash@5s[,restart=2s], delay=4s[,p=0.01], reset[,p=0.01], trace=PATH[,scale=1]";
 /// No fault lasts longer than this many seconds; it keeps every sum of times far from overflow.
 const MAX_SECONDS: f64 = 1e7;
 
@@ -68,6 +67,9 @@ fn effect(text: &str) -> Result<Effect, String> {
         };
         return Ok(Effect::Crash { at, restart });
     }
+    if let Some(at) = head.strip_prefix("stall@") {
+        return no_options(Effect::Stall { at: Time::ZERO + duration(at)? });
+    }
     match head.split_once('=') {
         None if head == "reset" => Ok(Effect::Reset { p: probability(&options)? }),
         Some(("slow", factor)) => no_options(Effect::Slow(slow_factor(factor)?)),
@@ -97,6 +99,7 @@ fn check(rule: Rule) -> Result<Rule, String> {
         Effect::Slow(_) => (is_node, "slow needs worker=N or server=N before it"),
         Effect::Pause { .. } => (is_node, "pause needs worker=N or server=N before it"),
         Effect::Crash { .. } => (is_node, "crash needs worker=N or server=N before it"),
+        Effect::Stall { .. } => (is_worker, "stall needs worker=N before it"),
         Effect::Trace { .. } => (is_worker, "trace needs worker=N before it"),
         Effect::Delay { .. } | Effect::Reset { .. } => (true, ""),
     };
@@ -194,6 +197,7 @@ impl fmt::Display for Effect {
         match self {
             Effect::Slow(factor) => write!(f, "slow={factor}x"),
             Effect::Pause { length, at } => write!(f, "pause={}@{}", Words(*length), since_zero(at)),
+            Effect::Stall { at } => write!(f, "stall@{}", since_zero(at)),
             Effect::Crash { at, restart } => {
                 write!(f, "crash@{}", since_zero(at))?;
                 restart.map_or(Ok(()), |after| write!(f, ",restart={}", Words(after)))
@@ -229,6 +233,7 @@ mod tests {
             "server=1:pause=2s@10s",
             "server=*:pause=1.5s@20ms",
             "worker=1:crash@5s",
+            "worker=2:stall@1.5s",
             "worker=1:crash@5s,restart=20ms",
             "link:reset,p=0.001",
             "worker=0:reset",
@@ -252,6 +257,8 @@ mod tests {
             ("worker=2:slow=nanx", "a factor of at least 1"),
             ("pull:slow=2x", "slow needs worker=N or server=N"),
             ("link:crash@5s", "crash needs"),
+            ("server=1:stall@5s", "stall needs worker=N"),
+            ("worker=1:stall@5s,p=0.1", "does not belong"),
             ("worker=1:crash@5s,restart=soon", "expected a time"),
             ("worker=1:crash@5s,restart=1s,restart=2s", "does not belong"),
             ("worker=1:crash@5s,p=0.1", "does not belong"),

@@ -5,7 +5,7 @@ use crate::limits::ENTRY_PREFIX_BYTES;
 use crate::role::{Lost, Role};
 use crate::server::Shard;
 use crate::types::{ConnectionId, Time};
-use crate::wire::{HEADER_BYTES, Header, Hello, Welcome};
+use crate::wire::{HEADER_BYTES, Header, Hello, Plan, Welcome};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -24,6 +24,12 @@ pub(super) enum Event<'a> {
     Timeout,
     /// What was copied for the checkpoint in this folder is written, or is not.
     Written(String, Result<SavedFile, String>),
+    /// An image is about to be made for another copy: what it does not keep is dropped.
+    Imaged,
+    /// What follows happens to the shard as it was after so many entries of the log of the process that served it before.
+    Follows(u64),
+    /// Another process took the shard over by this plan.
+    TakenOver(Box<Plan>),
 }
 
 /// Numbers of the kinds of events.
@@ -33,6 +39,9 @@ const CONNECTED: u8 = 2;
 const DISCONNECTED: u8 = 3;
 const TIMEOUT: u8 = 4;
 const WRITTEN: u8 = 5;
+const IMAGED: u8 = 6;
+const FOLLOWS: u8 = 7;
+const TAKEN_OVER: u8 = 8;
 
 /// Where the parts of the prefix are. Payloads stay aligned behind it.
 const KIND_AT: usize = 8;
@@ -72,6 +81,15 @@ impl Event<'_> {
                 put(&mut bytes, why);
             }
             Event::Timeout => bytes[KIND_AT] = TIMEOUT,
+            Event::Imaged => bytes[KIND_AT] = IMAGED,
+            Event::Follows(entries) => {
+                bytes[KIND_AT] = FOLLOWS;
+                put(&mut bytes, entries);
+            }
+            Event::TakenOver(plan) => {
+                bytes[KIND_AT] = TAKEN_OVER;
+                put(&mut bytes, plan);
+            }
             Event::Written(folder, file) => {
                 bytes[KIND_AT] = WRITTEN;
                 put(&mut bytes, &(folder, file));
@@ -108,6 +126,9 @@ impl Event<'_> {
             CONNECTED => Event::Connected(connection()?, read(rest)?),
             DISCONNECTED => Event::Disconnected(connection()?, read(rest)?),
             TIMEOUT => Event::Timeout,
+            IMAGED => Event::Imaged,
+            FOLLOWS => Event::Follows(read(rest)?),
+            TAKEN_OVER => Event::TakenOver(read(rest)?),
             WRITTEN => {
                 let (folder, file) = read(rest)?;
                 Event::Written(folder, file)
@@ -127,6 +148,10 @@ impl Event<'_> {
             Event::Connected(connection, welcome) => shard.handle_connected(now, connection, &welcome),
             Event::Disconnected(connection, why) => shard.handle_disconnected(now, connection, &why),
             Event::Timeout => shard.handle_timeout(now),
+            Event::Imaged => shard.reduce_to_image(),
+            // Its log is not the shard's business.
+            Event::Follows(_) => {}
+            Event::TakenOver(plan) => shard.take_over(now, *plan),
             Event::Written(folder, file) => shard.handle_archived(now, Response::Written { folder, file }),
         }
     }
@@ -150,17 +175,39 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
 mod tests {
     use super::*;
     use crate::checkpoint::Digest;
+    use crate::policy::Policy;
     use crate::types::{NodeId, ServerId, ShardId, WorkerId};
     use crate::wire::{Kind, Party, Refusal};
     use proptest::prelude::*;
+
+    fn plan() -> Plan {
+        Plan {
+            epoch: 7,
+            tables: vec![],
+            parts: vec![],
+            whole: vec![],
+            shards: vec![],
+            workers: 2,
+            members: vec![],
+            policy: Policy::default(),
+            overrides: vec![],
+            switches: vec![],
+            seed: 3,
+            resumed: None,
+        }
+    }
 
     #[test]
     fn an_entry_is_read_as_it_was_written() {
         let worker = ConnectionId::Node(NodeId::Worker(WorkerId(u32::MAX)));
         let shard = ShardId { server: ServerId(u32::MAX), core: u32::MAX };
         let header = Header { payload_bytes: 3, request: 7, ..Header::new(Kind::Push) };
-        let hello =
-            Hello { job: "job".into(), from: Party::Worker { rank: Some(WorkerId(2)) }, incarnation: 9 };
+        let hello = Hello {
+            job: "job".into(),
+            from: Party::Worker { rank: Some(WorkerId(2)) },
+            incarnation: 9,
+            to: None,
+        };
         let refused = Lost::Refused(Refusal { reason: "no".into(), retry: false });
         let welcome = || Welcome { you: NodeId::Shard(shard), incarnation: 4, session: 5 };
         let events = [
@@ -169,6 +216,9 @@ mod tests {
             Event::Connected(NodeId::Coordinator.into(), welcome()),
             Event::Disconnected(ConnectionId::LowerFor(crate::types::AggregatorId(u32::MAX), shard), refused),
             Event::Timeout,
+            Event::Imaged,
+            Event::Follows(u64::MAX),
+            Event::TakenOver(Box::new(plan())),
             Event::Written("step-1".into(), Ok(SavedFile { name: "w".into(), bytes: 3, digest: Digest(4) })),
             Event::Written("step-1".into(), Err("the disk is full".into())),
         ];

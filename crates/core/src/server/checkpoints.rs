@@ -54,7 +54,7 @@ impl Checkpoints {
             CutOutcome::Made(tables) => {
                 let (folder, job) = (order.folder.clone(), job.to_owned());
                 let cut = Box::new(ShardCut { folder, job, clock: order.at, shard, tables });
-                let request = Request::Write { cut, keep: order.keep.clone() };
+                let request = Request::Write { cut, keep: order.keep.clone(), is_kept: order.is_kept };
                 return Some(Output::Archive(Box::new(request)));
             }
             CutOutcome::Missed(version) => CheckpointOutcome::Missed { version },

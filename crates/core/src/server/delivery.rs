@@ -152,6 +152,16 @@ impl Delivery {
         Ok(())
     }
 
+    /// Whether it has more than its image, of what decides what is sent.
+    pub(super) fn exceeds_image(&self) -> bool {
+        self.streams.exceed_image()
+    }
+
+    /// Drops what its image does not keep.
+    pub(super) fn reduce_to_image(&mut self) {
+        self.streams.reduce_to_image();
+    }
+
     /// One in which one of so many versions that are broadcast comes with a digest.
     pub(super) fn with_digests(every: u64) -> Delivery {
         Delivery { streams: Streams::with_digests(every), ..Delivery::default() }

@@ -48,7 +48,7 @@ use std::sync::Arc;
 use store::{Closing, Over, Store};
 
 /// How many waiting pulls a report names.
-const REPORTED_WAITS: usize = 8;
+const REPORTED_WAITS: usize = limits::MAX_WAITS_REPORTED;
 
 /// A chunk as answers need it.
 #[derive(Debug, Clone, Copy)]
@@ -400,6 +400,11 @@ impl TableShard {
         self.controller.waiting_count()
     }
 
+    /// Whether gradients of a round that is open, or of a push under way, are here.
+    pub(super) fn is_in_a_round(&self) -> bool {
+        self.rounds.accumulators() > 0 || self.intake.pushes().next().is_some()
+    }
+
     /// How many accumulators hold sums of its rounds.
     pub(super) fn accumulators(&self) -> usize {
         self.rounds.accumulators()
@@ -728,6 +733,15 @@ impl TableShard {
             + under_way
     }
 
+    /// The workers that the open round lacks, if it is open for long: a round that closes soon is not looked at.
+    fn missing(&self, now: Time) -> Vec<WorkerId> {
+        let state = self.controller.state();
+        if state.opened().is_some_and(|opened| now.since(opened) < limits::LONG_ROUND) {
+            return Vec::new();
+        }
+        state.missing().take(limits::MAX_MISSING_REPORTED).collect()
+    }
+
     pub(super) fn report(&self, now: Time) -> TableReport {
         let mut longest: Vec<Waiting> = self.controller.waiting().collect();
         longest.sort_by_key(|waiting| waiting.since);
@@ -744,6 +758,7 @@ impl TableShard {
             workers: self.controller.state().n(),
             stats: self.controller.stats().clone(),
             waiting: longest.iter().take(REPORTED_WAITS).map(report).collect(),
+            missing: self.missing(now),
         }
     }
 }

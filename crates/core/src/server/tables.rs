@@ -327,6 +327,16 @@ impl Tables {
         self.iter().map(|table| table.nonfinite()).sum()
     }
 
+    /// Whether gradients are here that no step was made with yet.
+    pub(super) fn are_in_a_round(&self) -> bool {
+        self.tables.iter().any(TableShard::is_in_a_round)
+    }
+
+    /// Whether sums of gradients are here that no step was made with yet.
+    pub(super) fn have_sums(&self) -> bool {
+        self.tables.iter().any(|table| table.accumulators() > 0)
+    }
+
     /// Bytes of gradients that were received.
     pub(super) fn bytes_pushed(&self) -> u64 {
         self.bytes_pushed

@@ -5,14 +5,14 @@ use super::bounded::sequence;
 use super::{Change, Header, Kind, Plan, WireError};
 use crate::address::Addresses;
 use crate::bandwidth::{Probe, Reading};
-use crate::checkpoint::SavedFile;
+use crate::checkpoint::{Manifest, SavedFile};
 use crate::consistency::Question;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::{TableSpec, tables};
-use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
+use crate::types::{Clock, CopyId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 use std::time::Duration;
@@ -217,23 +217,31 @@ pub enum Control {
         shard: ShardId,
         /// Addresses of the process that serves it.
         from: Addresses,
+        /// The number of this order, by which the copy is known ([`CopyId`]).
+        order: u64,
+        /// The shard moves: the copy serves it as soon as it has everything.
+        moves: bool,
     },
     /// Spare core to coordinator, before it says where it is reached: it keeps a copy of this shard.
     Kept {
         /// The shard.
         shard: ShardId,
+        /// The order that the copy was made by.
+        order: u64,
     },
-    /// Shard to coordinator: this process' copy has everything, and no input is applied here that is not there.
+    /// Shard to coordinator: this copy has everything, and no input is applied here that is not there.
     Copied {
-        /// The process.
-        process: ProcessId,
+        /// The copy.
+        copy: CopyId,
         /// The newest epoch that the shard has heard of: where the shard is served may have changed since.
         epoch: u32,
+        /// Bytes that were sent to it: the image of the shard, and the inputs since.
+        bytes: u64,
     },
     /// Shard to coordinator: inputs have waited here for so long that the copy must be out of reach.
     CopyLost {
-        /// Its process.
-        process: ProcessId,
+        /// The copy.
+        copy: CopyId,
     },
     /// Coordinator to a data core: your process is to start another one.
     StartCore,
@@ -244,9 +252,9 @@ pub enum Control {
     },
     /// Coordinator to a copy: serve the shard from now on, by this plan.
     Promote(Box<Plan>),
-    /// Coordinator to shards: take part in a checkpoint. It takes the place of an earlier order.
+    /// Coordinator to shards and workers: take part in a checkpoint. It takes the place of an earlier order.
     Checkpoint(CheckpointOrder),
-    /// Shard to coordinator: what came of an order.
+    /// Shard or worker to coordinator: what came of an order.
     CheckpointTaken {
         /// The order's number.
         number: u64,
@@ -255,19 +263,71 @@ pub enum Control {
     },
     /// Command to coordinator: make a checkpoint soon. It is answered when that is complete.
     CheckpointRequest,
+    /// Command to coordinator: make a checkpoint soon, of which the sender then reads the files.
+    CheckpointCopyRequest {
+        /// The clock at which all workers rest, if they do: the checkpoint is of that one.
+        at: Option<Clock>,
+    },
+    /// Coordinator to command: it is complete. Its files stay for as long as this connection does.
+    CheckpointCopy(Box<Manifest>),
+    /// Command to coordinator, and coordinator to the shard or worker whose file it is: read a part of it. Worker to coordinator: read a
+    /// part of the checkpoint that the job goes on from.
+    CheckpointRead(PartPlace),
+    /// The answer of whose file it is, and what the coordinator tells a command, or a worker that reads.
+    CheckpointPart(FilePart),
+    /// Command to coordinator: spread shards over the servers anew, by what they carry.
+    Rebalance,
 }
 
-/// An order to the shards to copy their tables, and to have the copies written.
+/// A part of a checkpoint's file, from a byte on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartPlace {
+    /// The coordinator's number of the command that reads; whoever asks the coordinator says 0, and it does when it reads itself.
+    pub reader: u32,
+    /// The checkpoint's folder.
+    pub folder: String,
+    /// The file's name.
+    pub file: String,
+    /// The first byte.
+    pub start: u64,
+}
+
+/// What stands at a [`PartPlace`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilePart {
+    /// Where it stands.
+    pub place: PartPlace,
+    /// Bytes from there on: as many as may be, or those up to the end of the file.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_PART_BYTES }>")]
+    pub bytes: Vec<u8>,
+    /// Why it cannot be read: a sentence.
+    pub refusal: Option<String>,
+}
+
+impl FilePart {
+    /// What is told of a part that was read, or could not be.
+    pub(crate) fn message(place: PartPlace, part: Result<Vec<u8>, String>) -> Control {
+        let (bytes, refusal) = match part {
+            Ok(bytes) => (bytes, None),
+            Err(why) => (Vec::new(), Some(sentence(why))),
+        };
+        Control::CheckpointPart(FilePart { place, bytes, refusal })
+    }
+}
+
+/// An order to the shards to copy their tables, and to workers to copy what they keep from these; and to have the copies written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOrder {
     /// Counts orders, from 1.
     pub number: u64,
-    /// A table is copied when this is its version.
+    /// A table is copied when this is its version. A worker copies before it pushes a gradient of this clock.
     pub at: Clock,
     /// The checkpoint's folder in every server's archive.
     pub folder: String,
-    /// No table gets that far any more that is not there yet: those that are left are copied as they are.
+    /// No table gets that far any more that is not there yet: those that are left are copied as they are. The same for a worker.
     pub takes_all: bool,
+    /// The job keeps checkpoints. Otherwise a command reads this one, and it is in nobody's archive.
+    pub is_kept: bool,
     /// Folders of complete checkpoints that are kept.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_CHECKPOINTS }>")]
     pub keep: Vec<String>,
@@ -293,6 +353,8 @@ pub enum CheckpointOutcome {
         /// A sentence.
         why: String,
     },
+    /// A worker keeps nothing from servers.
+    Nothing,
 }
 
 /// A worker that no round before an iteration waits for.
@@ -412,6 +474,11 @@ impl Control {
             Control::Checkpoint(_) => "checkpoint",
             Control::CheckpointTaken { .. } => "checkpoint taken",
             Control::CheckpointRequest => "checkpoint request",
+            Control::CheckpointCopyRequest { .. } => "checkpoint copy request",
+            Control::CheckpointCopy(_) => "checkpoint copy",
+            Control::CheckpointRead(_) => "checkpoint read",
+            Control::CheckpointPart(_) => "checkpoint part",
+            Control::Rebalance => "rebalance",
         }
     }
 }
@@ -523,6 +590,7 @@ mod tests {
             (Control::IdleNoted { number: 1, version: 2 }, 38),
             (Control::Patience { seconds: 600 }, 39),
             (Control::CheckpointRequest, 49),
+            (Control::CheckpointCopyRequest { at: None }, 50),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

@@ -1,6 +1,8 @@
 //! The first frames on a connection, and the words of a refusal.
 
-use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ServerId, ShardId, WorkerId};
+use crate::types::{
+    AggregatorId, Clock, ConnectionId, CopyId, NodeId, ProcessId, ServerId, ShardId, WorkerId,
+};
 use serde::{Deserialize, Serialize};
 
 /// The first message on a connection: the caller and its job.
@@ -12,6 +14,8 @@ pub struct Hello {
     pub from: Party,
     /// Which life of that party this is; the coordinator gives workers theirs. 0 before it did.
     pub incarnation: u64,
+    /// The shard that the caller wants to talk to, if it is one. The core at an address may serve another one by now.
+    pub to: Option<ShardId>,
 }
 
 impl Hello {
@@ -95,14 +99,16 @@ pub enum Party {
     },
     /// A data core that keeps a copy of a shard, to the one that serves it.
     Copy {
-        /// Its process.
-        process: ProcessId,
-        /// Its number ([`NodeId::Spare`]).
+        /// The copy.
+        copy: CopyId,
+        /// The core's number ([`NodeId::Spare`]).
         number: u32,
         /// The shard.
         shard: ShardId,
         /// The entries of the log that it has; `None` before it has an image to begin with.
         has: Option<u64>,
+        /// It is to serve the shard as soon as it has everything: the shard rests until then.
+        moves: bool,
     },
 }
 
@@ -133,7 +139,7 @@ mod tests {
     use super::*;
 
     fn hello(from: Party) -> Hello {
-        Hello { job: "test".into(), from, incarnation: 0 }
+        Hello { job: "test".into(), from, incarnation: 0, to: None }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::placement::Part;
 use crate::policy::{Policy, PolicyOverride};
 use crate::status::PackNames;
 use crate::table::{Chunk, TableSpec, chunks, chunks_at_most, repeated_name, tables};
-use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
+use crate::types::{Clock, CopyId, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// Shards in one job.
@@ -64,8 +64,8 @@ pub struct ServedShard {
     pub process: ProcessId,
     /// Addresses of that process.
     pub addresses: Addresses,
-    /// The process whose copy has everything that this one has acknowledged: it can take over.
-    pub copy: Option<ProcessId>,
+    /// The copy that has everything that this process has acknowledged: it can take over.
+    pub copy: Option<CopyId>,
     /// The epoch in which this last changed.
     pub since: u32,
 }
@@ -170,9 +170,17 @@ pub enum Change {
         process: ProcessId,
         /// Addresses of that process.
         addresses: Addresses,
-        /// The process whose copy can take over.
-        copy: Option<ProcessId>,
+        /// The copy that can take over.
+        copy: Option<CopyId>,
     },
+}
+
+impl Change {
+    /// What a plan says of a shard after this change, which makes an epoch.
+    pub fn served(&self, epoch: u32) -> Option<ServedShard> {
+        let Change::Served { shard, process, addresses, copy } = self.clone() else { return None };
+        Some(ServedShard { shard, process, addresses, copy, since: epoch })
+    }
 }
 
 impl Plan {
@@ -208,10 +216,11 @@ impl Plan {
                 self.switches.retain(|known| !known.rule.is_replaced_by(rule));
                 self.switches.push(Switch { epoch, rule: rule.clone() });
             }
-            Change::Served { shard, process, addresses, copy } => {
-                if let Ok(at) = self.shards.binary_search_by_key(shard, |served| served.shard) {
-                    let (process, addresses, copy) = (*process, addresses.clone(), *copy);
-                    self.shards[at] = ServedShard { shard: *shard, process, addresses, copy, since: epoch };
+            Change::Served { shard, .. } => {
+                if let Ok(at) = self.shards.binary_search_by_key(shard, |served| served.shard)
+                    && let Some(served) = change.served(epoch)
+                {
+                    self.shards[at] = served;
                 }
             }
         }
@@ -296,6 +305,12 @@ impl Plan {
                 folder: resumed.folder.clone(),
                 clock: resumed.clock,
                 files: Vec::new(),
+                workers: resumed.workers,
+                // What one that joins later would take over may be with others by then.
+                worker_files: match self.member(worker) {
+                    Some(member) if self.is_original(member) => resumed.worker_files.clone(),
+                    _ => Vec::new(),
+                },
             }),
         }
     }
@@ -505,6 +520,10 @@ mod tests {
         assert_eq!(plan().served(shard(1, 1).shard), None);
     }
 
+    fn resumed(clock: Clock) -> Resumed {
+        Resumed { folder: "f".into(), clock, files: vec![], workers: 1, worker_files: vec![] }
+    }
+
     #[test]
     fn a_plan_that_does_not_fit_itself_or_the_limits_is_refused() {
         type Spoil = fn(&mut Plan);
@@ -522,10 +541,10 @@ mod tests {
             }),
             ("ranks", |plan| plan.members.clear()),
             ("is no name of a checkpoint's file", |plan| {
-                plan.resumed = Some(Resumed { folder: "../other".into(), clock: 1, files: vec![] });
+                plan.resumed = Some(Resumed { folder: "../other".into(), ..resumed(1) });
             }),
             ("begins with clock", |plan| {
-                plan.resumed = Some(Resumed { folder: "f".into(), clock: u64::MAX, files: vec![] });
+                plan.resumed = Some(resumed(u64::MAX));
             }),
             ("ranks", |plan| plan.members.swap(0, 1)),
             ("ranks", |plan| plan.members.push(Member::original(WorkerId(u32::MAX), 0))),
@@ -575,7 +594,7 @@ mod tests {
                     shard: ShardId { server: ServerId(server), core: 0 },
                     process: ProcessId(process),
                     addresses: "host:2".into(),
-                    copy: copy.map(ProcessId),
+                    copy: copy.map(|process| CopyId { process: ProcessId(process), order: process }),
                 }
             }),
         ]

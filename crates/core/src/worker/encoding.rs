@@ -6,6 +6,7 @@ use super::missing::Missing;
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::Prepared;
 use crate::absence::Absent;
+use crate::checkpoint::{ArrayKind, WorkerArray};
 use crate::codec::{
     self, ChunkInput, Codec, CodecError, Context, Decoder, Encoder, FactorFrames, Products, TableGradient,
     Written,
@@ -128,6 +129,15 @@ pub(super) struct Made {
     pub(super) is_counted: bool,
 }
 
+/// A copy for a checkpoint. The error says that there is no memory for it.
+pub(super) fn copied(values: &[f32]) -> Result<Vec<f32>, String> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(values.len())
+        .map_err(|_| format!("there is no memory for a copy of {} bytes", values.len() * 4))?;
+    copy.extend_from_slice(values);
+    Ok(copy)
+}
+
 impl TableCodecs {
     /// The codecs of a table's policy. The error names a component that this worker does not have.
     pub(super) fn new(
@@ -231,6 +241,64 @@ impl PushCodec {
                 self.put_refused_back(layout);
                 self.refused = Some(Refused { clock, gradient, by: BTreeSet::from([by]) });
             }
+        }
+    }
+
+    /// Whether something is kept that servers do not have, or may be.
+    pub(super) fn keeps_back(&self) -> bool {
+        let keeps = |encoder: &Encoder| {
+            encoder.counts_what_is_sent()
+                || !encoder.velocity().is_empty()
+                || encoder.bases().next().is_some()
+        };
+        self.refused.is_some() || self.push.as_ref().is_some_and(keeps)
+    }
+
+    /// Copies of what is kept, for a checkpoint that is made in an iteration. A refused gradient of an earlier one is not pushed again:
+    /// it is part of the residual.
+    pub(super) fn kept_back(&mut self, layout: &Layout, clock: Clock) -> Result<Vec<WorkerArray>, String> {
+        if self.refused.as_ref().is_some_and(|refused| refused.clock < clock) {
+            self.put_refused_back(layout);
+        }
+        let (Some(encoder), codec) = (&self.push, self.text()) else { return Ok(Vec::new()) };
+        let bases = (0..).zip(encoder.bases()).map(|(layer, base)| (ArrayKind::Factors(layer), base));
+        let whole = [(ArrayKind::Residual, encoder.residual()), (ArrayKind::Velocity, encoder.velocity())];
+        let kept = whole.into_iter().chain(bases).filter(|(_, values)| !values.is_empty());
+        let array = |(kind, values)| {
+            let table = layout.spec().name.clone();
+            Ok(WorkerArray { table, kind, values: copied(values)?, state: codec.clone().into_bytes() })
+        };
+        kept.map(array).collect()
+    }
+
+    /// Keeps what a worker kept when it was saved, beside what is kept already. The error says what does not fit.
+    pub(super) fn keep_again(
+        &mut self,
+        layout: &Layout,
+        array: WorkerArray,
+        is_own: bool,
+    ) -> Result<(), String> {
+        let WorkerArray { kind, values, state, .. } = array;
+        // Velocities and factors are of use to the codec that made them, and for the worker whose gradients they are of.
+        let is_of_codec = is_own && state == self.text().into_bytes();
+        match kind {
+            ArrayKind::Residual if values.len() == layout.elements() && kernels::all_finite(&values) => {
+                self.is_carrying |= self.elements.is_some();
+                self.keeper(layout).put_back_values(0, &values);
+                Ok(())
+            }
+            ArrayKind::Velocity | ArrayKind::Factors(_) if !is_of_codec => Ok(()),
+            ArrayKind::Velocity if self.keeper(layout).set_velocity(&values) => Ok(()),
+            ArrayKind::Factors(layer) if (layer as usize) < layout.layers().len() => {
+                self.keeper(layout).set_base(layer as usize, values);
+                Ok(())
+            }
+            kind => Err(format!(
+                "table `{}` has {} elements, and its {kind} has {}",
+                layout.spec().name,
+                layout.elements(),
+                values.len()
+            )),
         }
     }
 

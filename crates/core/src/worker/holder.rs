@@ -8,10 +8,18 @@ mod table;
 pub(super) use rows::{HeldRows, MergedRows};
 pub(super) use table::{HeldTable, MergedTable};
 
-use super::layout::RowPlace;
+use super::encoding::copied;
+use super::layout::{Layout, RowPlace};
+use crate::checkpoint::{ArrayKind, WorkerArray};
 use crate::hold::Hold;
+use crate::kernels;
 use crate::types::Clock;
+use rows::SavedRow;
 use std::sync::Arc;
+use table::SavedUpdate;
+
+/// Pushes that a worker of a job that goes on from a checkpoint counts as made before, so that updates may be older than it is.
+const PUSHES_BEFORE: u64 = 1 << 32;
 
 /// Which updates of a table are held back, and what is.
 #[derive(Debug)]
@@ -98,6 +106,17 @@ impl TableHold {
         if let Some(held) = self.holder.as_mut().and_then(Holder::rows_mut).filter(|_| is_used) {
             held.note_pulled(clock, rows, values);
         }
+    }
+
+    /// A copy of what is held back, for a checkpoint.
+    pub(super) fn kept_back(&self, layout: &Layout) -> Result<Option<WorkerArray>, String> {
+        let kept = self.holder.as_ref().filter(|holder| !holder.is_empty());
+        kept.map(|holder| holder.saved(layout)).transpose()
+    }
+
+    /// Holds back what a worker held back when it was saved, beside what is held back already. The error says what does not fit.
+    pub(super) fn keep_again(&mut self, layout: &Layout, array: &WorkerArray) -> Result<(), String> {
+        self.holder.as_mut().map_or(Ok(()), |holder| holder.keep_again(layout, array))
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -212,6 +231,48 @@ impl Holder {
 
     pub(super) fn counts(&self) -> HoldCounts {
         self.counts
+    }
+
+    fn saved(&self, layout: &Layout) -> Result<WorkerArray, String> {
+        let state = |saved: postcard::Result<Vec<u8>>| saved.map_err(|error| error.to_string());
+        let (values, state) = match &self.held {
+            Held::Rows(held) => {
+                let (values, rows) = held.saved(self.pushes);
+                (values, state(postcard::to_allocvec(&rows))?)
+            }
+            Held::Table(held) => match held.saved(layout.elements(), self.pushes) {
+                Some((sum, update)) => (copied(sum)?, state(postcard::to_allocvec(&update))?),
+                None => (Vec::new(), Vec::new()),
+            },
+        };
+        Ok(WorkerArray { table: layout.spec().name.clone(), kind: ArrayKind::Held, values, state })
+    }
+
+    fn keep_again(&mut self, layout: &Layout, array: &WorkerArray) -> Result<(), String> {
+        let name = &layout.spec().name;
+        let misfit = || format!("what was held back of table `{name}` does not fit it");
+        if !kernels::all_finite(&array.values) {
+            return Err(misfit());
+        }
+        // Updates are as old as the pushes since then, and there have been none here.
+        self.pushes = self.pushes.max(PUSHES_BEFORE);
+        match &mut self.held {
+            Held::Rows(held) => {
+                let rows: Vec<SavedRow> = postcard::from_bytes(&array.state).map_err(|_| misfit())?;
+                let last = layout.elements() / layout.row_width().max(1);
+                if rows.iter().any(|saved| saved.row as usize >= last) {
+                    return Err(misfit());
+                }
+                held.keep_again(&array.values, &rows, self.pushes)
+            }
+            Held::Table(held) => {
+                let update: SavedUpdate = postcard::from_bytes(&array.state).map_err(|_| misfit())?;
+                if array.values.len() != layout.elements() {
+                    return Err(misfit());
+                }
+                held.keep_again(&array.values, update, self.pushes)
+            }
+        }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

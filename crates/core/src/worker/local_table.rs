@@ -6,6 +6,7 @@ use super::encoding::{self, Meanwhile, PushCodec, RefusedPush, TableCodecs};
 use super::fetch::{FetchId, FetchKind};
 use super::gradient::Gradient;
 use super::holder::TableHold;
+use super::keeping::Keeping;
 use super::layout::{Layout, RowPlace, elements_of};
 use super::memory::{self, BesideSlab, FetchOptions, ParameterMemory};
 use super::models::Models;
@@ -476,13 +477,10 @@ impl LocalTable {
         self.models.drops(shard.server, clock, seen)
     }
 
-    /// Whether an answer of a shard that a condition stood before is taken. Rows are always, and so is what is lent and waited
-    /// for as a whole.
+    /// Whether an answer of a shard that a condition stood before is taken. Rows are always, and so is what the worker cannot go on
+    /// without: it may have been asked for under another model than the one that holds now, and is not asked for twice.
     pub(super) fn takes(&self, shard: ShardId, push: &ServerPush, is_partial: bool) -> bool {
-        if self.layout.is_sparse() || self.is_lent() && !is_partial {
-            return true;
-        }
-        self.models.takes(shard.server, push)
+        self.layout.is_sparse() || !is_partial || self.models.takes(shard.server, push)
     }
 
     // Pushes.
@@ -617,6 +615,11 @@ impl LocalTable {
         }
     }
 
+    /// What is kept that servers do not have.
+    pub(super) fn keeping(&mut self) -> Keeping<'_> {
+        Keeping::new(&self.layout, self.push_codec.as_mut(), &mut self.held)
+    }
+
     /// Which updates are held back, and what is.
     pub(super) fn held(&self) -> &TableHold {
         &self.held
@@ -627,11 +630,6 @@ impl LocalTable {
         if !self.is_broadcast() {
             self.held.answer_rows(clock, wanted, to);
         }
-    }
-
-    /// Rows that were pulled for an iteration are here.
-    pub(super) fn note_rows(&mut self, clock: Clock, rows: &[RowPlace], values: &[f32]) {
-        self.held.note_rows(clock, rows, values);
     }
 
     // Pulls.
@@ -946,8 +944,10 @@ mod tests {
             [false, false, true]
         );
         let shard = ShardId { server: ServerId(0), core: 0 };
-        let takes = |version| table.takes(shard, &ServerPush { clock: 3, version }, false);
+        let takes = |version| table.takes(shard, &ServerPush { clock: 3, version }, true);
         assert_eq!([takes(2), takes(3)], [true, false]);
+        let whole = ServerPush { clock: 3, version: 3 };
+        assert!(table.takes(shard, &whole, false), "the worker cannot go on without it");
     }
 
     #[test]

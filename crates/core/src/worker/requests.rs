@@ -6,10 +6,11 @@ use super::session::Session;
 use super::tables::Tables;
 use super::ticket::{Expected, Ticket, Tickets};
 use crate::landing::{Destination, Landing};
+use crate::limits;
 use crate::types::{Clock, ShardId};
 use crate::wire::frame::Params;
 use crate::wire::{Header, Kind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Requests by number. A number is used once; its lower half is a place that is used again.
 #[derive(Debug, Default)]
@@ -165,6 +166,13 @@ impl Requests {
         let mut expected = Expected::default();
         self.values().filter(|request| request.ticket() == ticket).for_each(|request| expected.add(request));
         expected
+    }
+
+    /// The shards that have not answered all of what a ticket waits for.
+    pub(super) fn unanswered(&self, ticket: Ticket) -> Vec<ShardId> {
+        let its = self.values().filter(|request| request.ticket() == ticket);
+        let shards: BTreeSet<ShardId> = its.map(Request::shard).collect();
+        shards.into_iter().take(limits::MAX_UNANSWERED_REPORTED).collect()
     }
 
     /// The end of a sentence, about servers that a ticket waits for; a few of them.

@@ -2,6 +2,7 @@
 
 use super::WorkerError;
 use crate::address::{Addresses, CoreAddresses};
+use crate::checkpoint;
 use crate::limits;
 use crate::link::Link;
 use crate::role::{Frame, Level, Lost, Outbox, Output, Priority};
@@ -407,7 +408,7 @@ impl Session {
             (_, id) if self.config.access == Access::ReadOnly => Party::Reader { id },
             (_, rank) => Party::Worker { rank },
         };
-        Hello { job: self.config.job.clone(), from, incarnation: self.incarnation }
+        Hello { job: self.config.job.clone(), from, incarnation: self.incarnation, to: connection.shard() }
     }
 
     pub(super) fn coordinator_connected(&mut self, welcome: &Welcome) {
@@ -484,6 +485,16 @@ impl Session {
 
     pub(super) fn tell_coordinator(&mut self, message: &Control) {
         self.send(NodeId::Coordinator.into(), frame(Kind::Control, message));
+    }
+
+    /// The job's name.
+    pub(super) fn job(&self) -> &str {
+        &self.config.job
+    }
+
+    /// Asks the driver's archive for something.
+    pub(super) fn ask_archive(&mut self, request: checkpoint::Request) {
+        self.outputs[FIRST].push_back(Output::Archive(Box::new(request)));
     }
 
     /// A sentence about a wait of such a length, of the start of the job or of something else, as far as connections tell.

@@ -6,6 +6,7 @@ use super::encoding::{Sender, TableCodecs};
 use super::holder::HoldCounts;
 use super::local_table::LocalTable;
 use super::session::Access;
+use crate::checkpoint::WorkerArray;
 use crate::consistency::SyncPolicy;
 use crate::hold::Hold;
 use crate::policy::{NonFinite, Policy, PolicyOverride};
@@ -76,6 +77,33 @@ impl Tables {
     pub(super) fn explain_hold(&self) -> Option<String> {
         let oldest = self.iter().filter_map(|table| table.held().explain(table.name())).max();
         oldest.map(|(_, sentence)| sentence)
+    }
+
+    /// Whether something is kept that servers do not have, or may be.
+    pub(super) fn keep_back(&mut self) -> bool {
+        self.iter_mut().any(|table| table.keeping().is_some())
+    }
+
+    /// Whether a gradient of some table is being submitted.
+    pub(super) fn are_submitting(&self) -> bool {
+        self.iter().any(LocalTable::is_submitting)
+    }
+
+    /// Copies of what is kept, for a checkpoint that is made in an iteration, while nothing is submitted.
+    pub(super) fn kept_back(&mut self, clock: Clock) -> Result<Vec<WorkerArray>, String> {
+        let mut arrays = Vec::new();
+        for table in &mut self.tables {
+            arrays.extend(table.keeping().copies(clock)?);
+        }
+        Ok(arrays)
+    }
+
+    /// Keeps what a worker kept when it was saved, this one or another. The error says what does not fit.
+    pub(super) fn keep_again(&mut self, array: WorkerArray, is_own: bool) -> Result<(), String> {
+        match self.tables.iter_mut().find(|table| table.name() == array.table) {
+            Some(table) => table.keeping().keep_again(array, is_own),
+            None => Err(format!("there is no table `{}`", array.table)),
+        }
     }
 
     /// Whether an answer of some table comes while the application computes: its copy is a cache.

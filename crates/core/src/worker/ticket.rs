@@ -598,7 +598,7 @@ impl Tickets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::JobSize;
+    use crate::status::{JobSize, MovesStatus};
 
     const NONE: Outstanding = Outstanding { acks: 0, answers: 0 };
     const NOTHING: Expected = Expected { firm: NONE, loose: NONE, copied: NONE };
@@ -659,11 +659,13 @@ mod tests {
             readers: vec![],
             receivers: vec![],
             served: Vec::new(),
+            moves: MovesStatus::default(),
             shards: vec![],
             packs: vec![],
             aggregators: vec![],
             warnings: vec![],
             waited: Default::default(),
+            stalled: vec![],
         };
         let mut tickets = Tickets::default();
         assert!(!tickets.wants_status());

@@ -650,7 +650,7 @@ impl Traffic {
         let is_here = taken.is_ok() && is_conditional;
         if is_here && let Some(request) = self.requests.get(id) {
             let rows = self.tickets.get(ticket).map_or(&[][..], Pending::rows);
-            self.tables[table].note_rows(request.iteration(), request.rows(), rows);
+            self.tables[table].keeping().note_rows(request.iteration(), request.rows(), rows);
         }
         self.end_answer(now, id, params.version, taken);
         if is_here {
@@ -874,7 +874,7 @@ impl Traffic {
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
             is_answered |= request.is_conditional();
             request.take_replica(local, rows);
-            local.note_rows(request.iteration(), request.rows(), rows);
+            local.keeping().note_rows(request.iteration(), request.rows(), rows);
             let version = request.iteration();
             self.tickets.arrived(request.ticket(), stream.shard, now, delay);
             self.end_answer(now, id, version, Ok(()));
@@ -1061,11 +1061,13 @@ impl Traffic {
         self.reporter.hurry(due);
     }
 
-    /// The report that is due.
-    pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
+    /// The report that is due, with the ticket that is waited for and the sentence about that.
+    pub(super) fn take_report(&mut self, now: Time, awaited: Option<(Ticket, String)>) -> WorkerReport {
+        let (awaited, waiting) = awaited.unzip();
         let report = self.reporter.take(now, waiting, self.links.report(now));
         self.tickets.count_wait(now);
-        self.completed(report)
+        let unanswered = awaited.map(|ticket| self.requests.unanswered(ticket)).unwrap_or_default();
+        WorkerReport { unanswered, ..self.completed(report) }
     }
 
     /// Adds what is known of streams and of waiting.

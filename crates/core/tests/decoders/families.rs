@@ -299,8 +299,12 @@ impl Family for Frames {
         let bytes = |body: &paramill_core::role::Body| body.bytes().expect("it has its bytes").to_vec();
         let acks = ack::frame(&[1, 2, 3]);
         let entry = group::Entry { worker: WorkerId(3), want_params: true, request: 9 };
-        let hello =
-            Hello { job: "job".into(), from: Party::Worker { rank: Some(WorkerId(1)) }, incarnation: 7 };
+        let hello = Hello {
+            job: "job".into(),
+            from: Party::Worker { rank: Some(WorkerId(1)) },
+            incarnation: 7,
+            to: None,
+        };
         let fault = Fault { cause: Cause::Shape, message: "no".into() };
         let refusal = Refusal { reason: "no".into(), retry: true };
         let barrier = Control::Barrier { name: "end".into(), number: 3 };

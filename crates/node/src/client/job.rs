@@ -8,6 +8,7 @@ use super::packing::{self, Packs};
 use super::shared::{Cell, Shared, lock};
 use super::table::Table;
 use crate::admin::{Admin, AdminError};
+use crate::checkpoint::{self, CopyError, Place};
 use crate::clock;
 use crate::event_loop::{EventLoop, FIRST_LANE, Opening, Setup, Strangers};
 use crate::exhaustion;
@@ -31,6 +32,7 @@ use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, WorkerId};
 use paramill_core::worker::{Asked, Ticket, Worker, WorkerConfig, WorkerError};
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -99,6 +101,7 @@ impl Job {
             )?,
             memory,
             hub: options.memory.clone(),
+            elected: None,
         };
         let strangers = Strangers::new();
         let setup = |lane: usize, waker: &Arc<Waker>| Setup {
@@ -111,7 +114,7 @@ impl Job {
             stop: shared.stop_flag().clone(),
             strangers: strangers.clone(),
             injection: options.injection.clone(),
-            archive: None,
+            checkpoints: Place::default(),
             log: options.log.clone(),
         };
         hands::job_begins();
@@ -335,11 +338,34 @@ impl Job {
         }))
     }
 
+    /// Has bytes saved with checkpoints from now on, in place of those that were noted under this name before: a position in the data,
+    /// say. Empty bytes remove the note. A checkpoint of an iteration has what was noted when [`Job::clock`] began it.
+    pub fn note(&self, name: &str, bytes: &[u8]) -> Result<(), ClientError> {
+        Ok(self.shared.lock().worker.note(name, bytes)?)
+    }
+
+    /// What was noted under a name when the checkpoint was made that the job goes on from: by the worker of the same rank or, where there
+    /// were fewer, by that of the rank modulo their number.
+    pub fn noted(&self, name: &str) -> Option<Vec<u8>> {
+        self.shared.lock().worker.noted(name).map(<[u8]>::to_vec)
+    }
+
     /// Has the job make a checkpoint where its servers keep them, and waits until that is complete. The answer is a sentence that names
     /// it. The version that is saved is one that comes soon: other workers go on, and this one does not wait for itself if it calls
     /// this between two iterations, as long as the others do.
     pub fn checkpoint(&self, timeout: Duration) -> Result<String, AdminError> {
         Admin::connect(&self.url, timeout)?.checkpoint()
+    }
+
+    /// Has the job make a checkpoint, and copies it into a file of this machine, also where servers keep none. `at` is the clock at which
+    /// all workers rest, at a barrier say; without it the version that is saved is one that comes soon.
+    pub fn copy_checkpoint(
+        &self,
+        path: &Path,
+        at: Option<Clock>,
+        timeout: Duration,
+    ) -> Result<String, CopyError> {
+        checkpoint::copy(&mut Admin::connect(&self.url, timeout)?, path, at)
     }
 
     /// Where the job is.

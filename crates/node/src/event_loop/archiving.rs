@@ -1,7 +1,7 @@
 //! What a role asks of its archive is done on a thread beside the loop: a disk may take long, and the loop has others to serve.
 
 use super::{EventLoop, RoleCell};
-use crate::checkpoint::Archive;
+use crate::checkpoint::{Place, refusal};
 use crate::clock;
 use crate::waker::Doorbell;
 use paramill_core::checkpoint::{Request, Response};
@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// A loop's way to its archive. Requests are carried out one after the other.
 pub(super) struct Archivist {
-    archive: Option<Archive>,
+    place: Place,
     bell: Doorbell,
     /// From the first request on.
     requests: Option<Sender<Request>>,
@@ -20,18 +20,14 @@ pub(super) struct Archivist {
 
 impl Archivist {
     /// Rings `bell` for answers.
-    pub(super) fn new(archive: Option<Archive>, bell: Doorbell) -> Archivist {
+    pub(super) fn new(place: Place, bell: Doorbell) -> Archivist {
         let (answered, answers) = channel();
-        Archivist { archive, bell, requests: None, answered, answers }
+        Archivist { place, bell, requests: None, answered, answers }
     }
 
     /// [`Archivist::take`] brings the answer.
     pub(super) fn ask(&mut self, request: Request) {
-        let Some(archive) = &self.archive else {
-            let why = "this server has no place for checkpoints; start every server with --checkpoint DIR";
-            return self.refuse(&request, why.into());
-        };
-        match self.requests.take().map_or_else(|| self.start(archive), Ok) {
+        match self.requests.take().map_or_else(|| self.start(), Ok) {
             Ok(requests) => {
                 // The thread ends with this sender, and not before.
                 let _ = requests.send(request);
@@ -47,12 +43,12 @@ impl Archivist {
         self.bell.ring();
     }
 
-    fn start(&self, archive: &Archive) -> std::io::Result<Sender<Request>> {
+    fn start(&self) -> std::io::Result<Sender<Request>> {
         let (requests, asked) = channel::<Request>();
-        let (archive, answered, bell) = (archive.clone(), self.answered.clone(), self.bell.clone());
+        let (mut place, answered, bell) = (self.place.clone(), self.answered.clone(), self.bell.clone());
         let body = move || {
             for request in asked {
-                let _ = answered.send(archive.carry_out(request));
+                let _ = answered.send(place.carry_out(request));
                 bell.ring();
             }
         };
@@ -62,17 +58,6 @@ impl Archivist {
 
     fn take(&self) -> Option<Response> {
         self.answers.try_recv().ok()
-    }
-}
-
-/// The answer to a request that cannot be carried out.
-fn refusal(request: &Request, why: String) -> Response {
-    match request {
-        Request::Write { cut, .. } => Response::Written { folder: cut.folder.clone(), file: Err(why) },
-        Request::Complete { manifest, .. } => {
-            Response::Completed { folder: manifest.folder.clone(), outcome: Err(why) }
-        }
-        Request::Restore { .. } => Response::Restored(Err(why)),
     }
 }
 

@@ -25,12 +25,16 @@ impl<C: RoleCell> EventLoop<C> {
         self.next_key += 1;
         let key = self.next_key;
         let deadline = now + HANDSHAKE_DEADLINE;
-        match self.setup.dialler.dial(address, name) {
+        let address = match self.setup.dialler.actual(address) {
+            Ok(address) => address,
+            Err(why) => return self.fail(name, why),
+        };
+        match self.setup.dialler.dial(&address, name) {
             Ok(Dialled::Carrier(carrier)) => self.begin(key, name, deadline, carrier),
-            Ok(Dialled::Name) => match self.resolver.ask(now, address) {
+            Ok(Dialled::Name) => match self.resolver.ask(now, &address) {
                 Ok(Some(answer)) => self.dial_one_of(key, name, &answer),
                 Ok(None) => {
-                    self.resolving.insert(key, Resolving { name, address: address.to_owned(), deadline });
+                    self.resolving.insert(key, Resolving { name, address, deadline });
                     self.expire_at(Some(deadline));
                 }
                 Err(error) => self.fail(name, format!("cannot resolve `{address}`: {error}")),

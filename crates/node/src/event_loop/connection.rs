@@ -75,7 +75,8 @@ impl Connection {
 
     /// Whether so much waits to be written that nothing more should be asked for.
     pub(super) fn is_congested(&self) -> bool {
-        self.accepted && self.carrier.is_congested()
+        let is_copy = matches!(self.state, State::Open { name } if name.is_copy());
+        self.accepted && !is_copy && self.carrier.is_congested()
     }
 
     /// Whether frames are here that were not handled.

@@ -31,6 +31,11 @@ impl<C: RoleCell> EventLoop<C> {
                 Output::Connect { connection, address } => self.connect(connection, &address),
                 Output::Send { to, frame, priority } => self.send(to, frame, priority),
                 Output::Disconnect { connection } => self.disconnect(connection),
+                Output::Abandon { connection } => {
+                    if let Some(Named { key, .. }) = self.names.remove(&connection) {
+                        self.forget(key);
+                    }
+                }
                 Output::Listen => self.open_listeners(),
                 Output::StartCore => {
                     if let Some(start_core) = &self.setup.start_core {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::client::{Job, JobOptions};
+use crate::clock;
 use crate::event_loop::Owned;
 use crate::ports::PortSupply;
 use crate::waker::Waker;
@@ -36,7 +37,7 @@ fn a_dead_address_is_passed_over() {
         digest_every: limits::DIGEST_EVERY,
     };
     let shard = Owned(Shard::new(clock::now(), shard, registry));
-    let thread = Thread { name: "data core 0".into(), cpu: None };
+    let thread = Thread { name: "data core 0".into(), cpu: None, counted: None };
     server.threads.start(thread, listeners, shard, Waker::new().expect("a waker")).expect("a thread");
 
     let url = format!("paramill://{}/test", server.coordinator()).parse().expect("a URL");

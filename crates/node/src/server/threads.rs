@@ -1,6 +1,6 @@
 //! The threads of a server: those that it begins with, and those of data cores that the job asks for while it runs.
 
-use super::{ServerConfig, announced, host_towards, random_number};
+use super::{ServerConfig, announced, host_towards};
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
 use crate::host;
@@ -22,7 +22,7 @@ use paramill_core::types::ProcessId;
 use std::fmt;
 use std::io;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
@@ -31,11 +31,22 @@ pub(super) struct Threads {
     config: ServerConfig,
     registry: Arc<Registry>,
     process: ProcessId,
-    coordinator: String,
+    coordinator: CoordinatorPlace,
     dialler: Dialler,
     stop: Arc<AtomicBool>,
     strangers: Arc<Strangers>,
+    /// Data cores that have not ended.
+    live_cores: Arc<AtomicU32>,
     started: Mutex<Started>,
+}
+
+/// Where the coordinator of a server's job is.
+#[derive(Debug)]
+pub(super) struct CoordinatorPlace {
+    /// The address that data cores connect to.
+    pub(super) dialled: String,
+    /// The address that others are told, which is in the network that data cores are to be reached from.
+    pub(super) announced: String,
 }
 
 struct Started {
@@ -52,6 +63,8 @@ struct Started {
 pub(super) struct Thread {
     pub(super) name: String,
     pub(super) cpu: Option<usize>,
+    /// Counts such threads while they run.
+    pub(super) counted: Option<Arc<AtomicU32>>,
 }
 
 impl Threads {
@@ -60,8 +73,8 @@ impl Threads {
         config: ServerConfig,
         registry: Arc<Registry>,
         dialler: Dialler,
-        coordinator: String,
-        stop: Arc<AtomicBool>,
+        coordinator: CoordinatorPlace,
+        process: ProcessId,
     ) -> io::Result<Arc<Threads>> {
         let started = Started {
             threads: Vec::new(),
@@ -73,18 +86,41 @@ impl Threads {
         Ok(Arc::new(Threads {
             config,
             registry,
-            process: ProcessId(random_number()),
+            process,
             coordinator,
             dialler,
-            stop,
+            stop: Arc::default(),
             strangers: Strangers::new(),
+            live_cores: Arc::default(),
             started: Mutex::new(started),
         }))
     }
 
-    /// Where the coordinator is.
+    /// Where the coordinator is, or this process when it coordinates the job.
     pub(super) fn coordinator(&self) -> &str {
-        &self.coordinator
+        &self.coordinator.announced
+    }
+
+    pub(super) fn config(&self) -> &ServerConfig {
+        &self.config
+    }
+
+    pub(super) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    pub(super) fn dialler(&self) -> &Dialler {
+        &self.dialler
+    }
+
+    /// Whether all threads are to end.
+    pub(super) fn are_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether this server has data cores that were started and have ended: it was drained, or its part of the job is over.
+    pub(super) fn have_cores_ended(&self) -> bool {
+        self.config.cores > 0 && self.live_cores.load(Ordering::Acquire) == 0
     }
 
     /// Asks all threads to end, and starts no more.
@@ -140,11 +176,12 @@ impl Threads {
             core,
             cores: config.cores,
             addresses: addresses.clone(),
-            coordinator: self.coordinator.clone(),
+            coordinator: self.coordinator.dialled.clone(),
             digest_every: config.digest_every,
         };
         let role = Owned(Replica::new(clock::now(), shard, self.registry.clone()));
-        let thread = Thread { name: format!("data core {core}"), cpu };
+        let thread =
+            Thread { name: format!("data core {core}"), cpu, counted: Some(self.live_cores.clone()) };
         self.start_with(&mut started, thread, listeners, role, Waker::new()?)?;
         started.cores += 1;
         Ok(addresses)
@@ -185,6 +222,42 @@ impl Threads {
         role: C,
         waker: Arc<Waker>,
     ) -> io::Result<()> {
+        let event_loop = self.event_loop(listeners, role, waker.clone())?;
+        let log = self.config.log.clone();
+        let Thread { name, cpu, counted } = thread;
+        counted.iter().for_each(|count| _ = count.fetch_add(1, Ordering::AcqRel));
+        let body = move || {
+            // Before anything large is touched: memory lies where that happens first.
+            if let Some(Err(error)) = cpu.map(pin_this_thread) {
+                let line = format!("a data core could not be pinned: {error}; it runs without");
+                log.line(Level::Warn, &line);
+            }
+            let result = event_loop.run();
+            counted.iter().for_each(|count| _ = count.fetch_sub(1, Ordering::AcqRel));
+            result
+        };
+        started.threads.push(std::thread::Builder::new().name(name).spawn(body)?);
+        started.wakers.push(waker);
+        Ok(())
+    }
+
+    /// Starts a thread that runs loops of its own.
+    pub(super) fn start_apart(
+        self: &Arc<Threads>,
+        name: &str,
+        body: impl FnOnce() -> Result<(), String> + Send + 'static,
+    ) -> io::Result<()> {
+        self.lock().threads.push(std::thread::Builder::new().name(name.into()).spawn(body)?);
+        Ok(())
+    }
+
+    /// A loop of this server for a role, to be run by the thread that asks for it.
+    pub(super) fn event_loop<C: RoleCell>(
+        self: &Arc<Threads>,
+        listeners: Vec<Box<dyn Listener>>,
+        role: C,
+        waker: Arc<Waker>,
+    ) -> io::Result<EventLoop<C>> {
         let (config, threads) = (&self.config, self.clone());
         let setup = Setup {
             listeners,
@@ -192,26 +265,14 @@ impl Threads {
             start_core: Some(Box::new(move || threads.start_another_core())),
             resolve: tcp::resolve,
             dialler: self.dialler.clone(),
-            waker: waker.clone(),
+            waker,
             stop: self.stop.clone(),
             strangers: self.strangers.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
-            archive: config.checkpoints.clone(),
+            checkpoints: config.checkpoints.clone(),
             log: config.log.clone(),
         };
-        let event_loop = EventLoop::new(role, setup)?;
-        let log = config.log.clone();
-        let body = move || {
-            // Before anything large is touched: memory lies where that happens first.
-            if let Some(Err(error)) = thread.cpu.map(pin_this_thread) {
-                let line = format!("a data core could not be pinned: {error}; it runs without");
-                log.line(Level::Warn, &line);
-            }
-            event_loop.run()
-        };
-        started.threads.push(std::thread::Builder::new().name(thread.name).spawn(body)?);
-        started.wakers.push(waker);
-        Ok(())
+        EventLoop::new(role, setup)
     }
 
     /// The listeners of one data core, on each host and for this one, and what others are to be told.
@@ -224,7 +285,7 @@ impl Threads {
         let (mut listeners, mut addresses) = (Vec::<Box<dyn Listener>>::new(), Vec::new());
         if config.transport.allows(false) {
             let hosts = match config.hosts.as_slice() {
-                [] => vec![(host_towards(&self.coordinator)?, None)],
+                [] => vec![(host_towards(self.coordinator())?, None)],
                 hosts => hosts.iter().map(|host| (host.clone(), Some(host.as_str()))).collect(),
             };
             // One port on all hosts, so that a firewall has as many to let through as there are data cores.
@@ -257,6 +318,6 @@ impl Threads {
 
 impl fmt::Debug for Threads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Threads").field("coordinator", &self.coordinator).finish_non_exhaustive()
+        f.debug_struct("Threads").field("coordinator", &self.coordinator.announced).finish_non_exhaustive()
     }
 }

@@ -8,19 +8,13 @@ mod base64;
 mod http;
 
 use super::{StateError, StateStore};
-use crate::log::{Level, Log};
 use http::post;
 use serde_json::{Value, json};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Seconds after which a coordinator that is not heard of is gone.
 const LEASE_SECONDS: u64 = 5;
-/// How often somebody who would take over looks whether it may.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// A prefix of keys in etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,44 +46,70 @@ impl fmt::Display for EtcdPlace {
 }
 
 impl EtcdPlace {
-    /// Waits until nobody else coordinates the job, and does so from then on. `None` when `stop` was set before.
-    pub(super) fn campaign(
-        &self,
-        address: &str,
-        stop: &Arc<AtomicBool>,
-        log: &Log,
-    ) -> Result<Option<EtcdStore>, StateError> {
-        let mut store = EtcdStore {
-            place: self.clone(),
-            address: address.to_owned(),
-            lease: String::new(),
-            leads_since: String::new(),
-            written: "0".into(),
-        };
-        // An address that is wrong is told at once, and not tried for ever.
-        store.ask("kv/range", &json!({ "key": store.key("leader") }))?;
-        let mut told = None;
-        while !stop.load(Ordering::Relaxed) {
-            match store.try_to_lead(None) {
-                Ok(None) => return Ok(Some(store)),
-                Ok(Some(other)) if told.as_ref() != Some(&other) => {
-                    let line =
-                        format!("{other} coordinates the job; this process takes over when it is gone");
-                    log.line(Level::Info, &line);
-                    told = Some(other);
-                }
-                Ok(Some(_)) => {}
-                Err(error) => log.line(Level::Warn, &error.to_string()),
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        Ok(None)
+    /// Its first member and the prefix, as one address without commas.
+    pub(crate) fn name(&self) -> String {
+        format!("etcd://{}/{}", self.endpoints[0], self.prefix)
     }
+
+    /// The state of the job, if one is stored. Whoever would coordinate the job asks first: an address that is wrong is an error here.
+    pub(crate) fn peek(&self) -> Result<Option<Vec<u8>>, StateError> {
+        EtcdStore::new(self, "").load()
+    }
+
+    /// A process that is reached at this address would coordinate the job.
+    pub(crate) fn candidacy(&self, address: &str) -> Candidacy {
+        Candidacy { place: self.clone(), store: EtcdStore::new(self, address), has_seen_state: false }
+    }
+}
+
+/// A process that would coordinate the job.
+#[derive(Debug)]
+pub(crate) struct Candidacy {
+    place: EtcdPlace,
+    store: EtcdStore,
+    /// Another process has coordinated the job, and stored its state.
+    has_seen_state: bool,
+}
+
+/// How a process stands in the election.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// It coordinates the job from now on, beginning with this state.
+    Leads(EtcdStore, Option<Vec<u8>>),
+    /// Another process does, at this address.
+    Follows(String),
+    /// The job has ended: its state was there, and was removed.
+    Over,
+}
+
+impl Candidacy {
+    /// Takes the job over if no process coordinates it. To be called several times in the time of a lease.
+    pub(crate) fn stand(&mut self) -> Result<Standing, StateError> {
+        if let Some(other) = self.store.try_to_lead(None)? {
+            self.has_seen_state |= other.has_state;
+            return Ok(Standing::Follows(other.address));
+        }
+        let state = self.store.load()?;
+        let store = std::mem::replace(&mut self.store, EtcdStore::new(&self.place, ""));
+        self.store.address.clone_from(&store.address);
+        if state.is_none() && self.has_seen_state {
+            store.resign()?;
+            return Ok(Standing::Over);
+        }
+        Ok(Standing::Leads(store, state))
+    }
+}
+
+/// The process that coordinates the job.
+#[derive(Debug)]
+struct Leader {
+    address: String,
+    has_state: bool,
 }
 
 /// The state of a job that this process coordinates.
 #[derive(Debug)]
-pub(super) struct EtcdStore {
+pub(crate) struct EtcdStore {
     place: EtcdPlace,
     address: String,
     lease: String,
@@ -100,6 +120,21 @@ pub(super) struct EtcdStore {
 }
 
 impl EtcdStore {
+    fn new(place: &EtcdPlace, address: &str) -> EtcdStore {
+        EtcdStore {
+            place: place.clone(),
+            address: address.to_owned(),
+            lease: String::new(),
+            leads_since: String::new(),
+            written: "0".into(),
+        }
+    }
+
+    /// Leaves the place to another process at once.
+    fn resign(&self) -> Result<(), StateError> {
+        self.ask("lease/revoke", &json!({ "ID": self.lease })).map(|_| ())
+    }
+
     fn key(&self, name: &str) -> String {
         base64::encode(format!("{}/{name}", self.place.prefix).as_bytes())
     }
@@ -120,7 +155,7 @@ impl EtcdStore {
     }
 
     /// Becomes the one that leads, if nobody does and the state is at this revision, if one is given. Else who leads.
-    fn try_to_lead(&mut self, state_at: Option<&str>) -> Result<Option<String>, StateError> {
+    fn try_to_lead(&mut self, state_at: Option<&str>) -> Result<Option<Leader>, StateError> {
         if self.lease.is_empty() || !self.keep_alive()? {
             let granted = self.ask("lease/grant", &json!({ "TTL": LEASE_SECONDS }))?;
             self.lease = text(&granted["ID"]);
@@ -131,21 +166,28 @@ impl EtcdStore {
         let put =
             json!({ "key": leader, "value": base64::encode(self.address.as_bytes()), "lease": self.lease });
         let get = json!({ "key": leader });
+        let look = json!({ "key": self.key("state"), "count_only": true });
         let answer = self.ask(
             "kv/txn",
             &json!({
                 "compare": compare,
                 "success": [{ "request_put": put }],
-                "failure": [{ "request_range": get }],
+                "failure": [{ "request_range": get }, { "request_range": look }],
             }),
         )?;
         if answer["succeeded"] == json!(true) {
             self.leads_since = text(&answer["header"]["revision"]);
             return Ok(None);
         }
-        let other = &answer["responses"][0]["response_range"]["kvs"][0]["value"];
-        let other = other.as_str().and_then(base64::decode).unwrap_or_default();
-        Ok(Some(String::from_utf8_lossy(&other).into_owned()))
+        let found = &answer["responses"][0]["response_range"]["kvs"][0];
+        if text(&found["lease"]) == self.lease {
+            // The answer to an earlier attempt was lost.
+            self.leads_since = text(&found["create_revision"]);
+            return Ok(None);
+        }
+        let other = found["value"].as_str().and_then(base64::decode).unwrap_or_default();
+        let states = text(&answer["responses"][1]["response_range"]["count"]);
+        Ok(Some(Leader { address: String::from_utf8_lossy(&other).into_owned(), has_state: states == "1" }))
     }
 
     fn state_is_at(&self, revision: &str) -> Value {
@@ -187,7 +229,7 @@ impl StateStore for EtcdStore {
 
     fn remove(&mut self) -> Result<(), StateError> {
         self.change(json!({ "request_delete_range": { "key": self.key("state") } }))?;
-        self.ask("lease/revoke", &json!({ "ID": self.lease })).map(|_| ())
+        self.resign()
     }
 
     fn check(&mut self) -> Result<(), StateError> {
@@ -197,7 +239,8 @@ impl StateStore for EtcdStore {
         let other = if is_kept { Ok(None) } else { self.try_to_lead(Some(&written)) };
         match other {
             Ok(Some(other)) => Err(StateError(format!(
-                "{other} coordinates the job now: this process was not heard of for {LEASE_SECONDS} s"
+                "{} coordinates the job now: this process was not heard of for {LEASE_SECONDS} s",
+                other.address
             ))),
             Ok(None) | Err(_) => Ok(()),
         }

@@ -9,13 +9,13 @@ const STATE: &str = "state";
 
 /// The file, which no other process can open meanwhile.
 #[derive(Debug)]
-pub(super) struct FileStore {
+pub(crate) struct FileStore {
     database: Database,
     path: PathBuf,
 }
 
 impl FileStore {
-    pub(super) fn open(path: &Path) -> Result<FileStore, StateError> {
+    pub(crate) fn open(path: &Path) -> Result<FileStore, StateError> {
         let fault = |error: &dyn std::fmt::Display| {
             StateError(format!("the coordinator's state cannot be kept in {}: {error}", path.display()))
         };

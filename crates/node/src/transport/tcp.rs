@@ -113,6 +113,6 @@ fn prepare(stream: &TcpStream, peer: SocketAddr, options: &SocketOptions) -> io:
     let socket = SockRef::from(stream);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 5).with_retries(5);
     socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(2 * KEEPALIVE))?;
+    socket.set_tcp_user_timeout(Some(options.patience(2 * KEEPALIVE)))?;
     options.apply(socket, peer)
 }

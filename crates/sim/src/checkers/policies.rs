@@ -1,20 +1,20 @@
-//! Which consistency model holds where, followed from outside: what the job began with, and every switch that reached
-//! a shard.
+//! Which consistency model holds where: what the job began with, and every switch that a shard has made.
 
-use crate::rule::FrameView;
+use crate::actor::Actor;
 use crate::scenario::{Scenario, ScenarioError};
 use paramill_core::hold::Hold;
 use paramill_core::policy::{Axis, PolicyOverride};
 use paramill_core::registry::Registry;
+use paramill_core::server::Shard;
 use paramill_core::spec::Spec;
 use paramill_core::types::{NodeId, ShardId, TableId};
-use paramill_core::wire::{Control, Kind, Plan, control};
+use paramill_core::wire::Plan;
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub(super) struct Policies {
-    /// The plan that each shard has.
-    plans: BTreeMap<ShardId, Plan>,
+    /// The epoch that each shard has entered.
+    epochs: BTreeMap<ShardId, u32>,
     /// Every model that held for a table on a shard, the one in force last.
     models: BTreeMap<(ShardId, TableId), Vec<Model>>,
 }
@@ -65,7 +65,7 @@ impl Policies {
                 models.insert((shard, TableId(number)), vec![Model::of(policy.get(Axis::Sync))?]);
             }
         }
-        Ok(Policies { plans: BTreeMap::new(), models })
+        Ok(Policies { epochs: BTreeMap::new(), models })
     }
 
     /// The model of a table on a shard.
@@ -85,29 +85,22 @@ impl Policies {
         models.map(|model| model.bound).try_fold(0, |most, bound| Some(bound?.max(most)))
     }
 
-    /// Follows a switch that is delivered to a shard; says which tables changed there.
-    pub(super) fn on_delivered(&mut self, frame: &FrameView<'_>) -> Result<Vec<(ShardId, TableId)>, String> {
-        let (NodeId::Coordinator, NodeId::Shard(shard), Kind::Control) =
-            (frame.from, frame.to, frame.header.kind)
-        else {
+    /// Follows the plan that a shard has entered, which may be later than the coordinator's message came: a copy may have to have that
+    /// first. Says which tables changed there.
+    pub(super) fn follow(&mut self, node: NodeId, actor: &Actor) -> Result<Vec<(ShardId, TableId)>, String> {
+        let (NodeId::Shard(shard), Some(plan)) = (node, actor.as_shard().and_then(Shard::plan)) else {
             return Ok(Vec::new());
         };
-        match control::decode::<Control>("control message", frame.payload) {
-            Ok(Control::Plan(plan)) => {
-                self.plans.insert(shard, *plan);
-            }
-            Ok(Control::Change { epoch, change }) => match self.plans.get_mut(&shard) {
-                Some(plan) if plan.epoch < epoch => plan.apply(epoch, &change),
-                _ => return Ok(Vec::new()),
-            },
-            _ => return Ok(Vec::new()),
+        // A process that the shard was taken from may not have heard of it.
+        if self.epochs.get(&shard).is_some_and(|known| *known >= plan.epoch) {
+            return Ok(Vec::new());
         }
-        self.compare(shard)
+        self.epochs.insert(shard, plan.epoch);
+        self.compare(shard, plan)
     }
 
-    /// Follows the plan that a shard has; says which tables changed there.
-    fn compare(&mut self, shard: ShardId) -> Result<Vec<(ShardId, TableId)>, String> {
-        let plan = &self.plans[&shard];
+    /// Which tables have another model on a shard by this plan.
+    fn compare(&mut self, shard: ShardId, plan: &Plan) -> Result<Vec<(ShardId, TableId)>, String> {
         let mut changed = Vec::new();
         for number in (0..plan.tables.len() as u32).map(TableId) {
             let policy = plan.policy_of(number, shard.server);

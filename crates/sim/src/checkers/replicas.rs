@@ -44,18 +44,14 @@ impl Replicas {
 }
 
 impl Checker for Replicas {
-    fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
-        for (shard, table) in self.policies.on_delivered(frame)? {
+    fn on_sent(&mut self, frame: &FrameView<'_>, sender: &Actor) -> Result<(), String> {
+        for (shard, table) in self.policies.follow(frame.from, sender)? {
             // A switch may step what was aggregated under the old model without a new version.
             let chunks = (0..).zip(self.layout.chunks(table));
             for (number, _) in chunks.filter(|(_, chunk)| chunk.shard == shard) {
                 self.seen.retain(|(of, chunk, _), _| (*of, *chunk) != (table, number));
             }
         }
-        Ok(())
-    }
-
-    fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
         let header = frame.header;
         if header.kind == Kind::Update {
             // Whoever passes it on; what a codec made of it too, since it is made once.

@@ -178,8 +178,8 @@ impl Staleness {
 }
 
 impl Checker for Staleness {
-    fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
-        self.policies.on_delivered(frame)?;
+    fn on_delivered(&mut self, frame: &FrameView<'_>, receiver: &Actor) -> Result<(), String> {
+        self.policies.follow(frame.to, receiver)?;
         self.note_answered(frame);
         let shard = match frame.to {
             NodeId::Shard(shard) => Some(shard),
@@ -203,7 +203,8 @@ impl Checker for Staleness {
         Ok(())
     }
 
-    fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
+    fn on_sent(&mut self, frame: &FrameView<'_>, sender: &Actor) -> Result<(), String> {
+        self.policies.follow(frame.from, sender)?;
         let header = frame.header;
         let shard = match (frame.from, frame.to, frame.shard) {
             (NodeId::Shard(shard), ..) => shard,

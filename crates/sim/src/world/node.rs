@@ -29,6 +29,8 @@ pub(super) struct Node<R> {
     pub(super) openers: BTreeMap<(usize, ConnectionId), usize>,
     /// How often it was started anew: what an earlier process began does not concern the next one.
     pub(super) life: u32,
+    /// How often it is going to be started anew, if it is gone then.
+    pub(super) restarts_due: u32,
     pub(super) reader: Reader,
     pub(super) timer: Option<Time>,
     /// Time that each frame occupies the node.
@@ -82,6 +84,7 @@ impl<R> Node<R> {
             connections: BTreeMap::new(),
             openers: BTreeMap::new(),
             life: 0,
+            restarts_due: 0,
             reader: Reader::default(),
             timer: None,
             handling,

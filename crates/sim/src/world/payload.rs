@@ -59,7 +59,9 @@ impl Copies {
                 Payload::Copy(copy)
             }
             Body::Shared { len, .. } if *len <= COPIED_BYTES => Payload::Copy(self.copy(role.payload(&body))),
-            Body::Shared { .. } | Body::Empty | Body::Bytes(_) | Body::Counted(_) => Payload::Body(body),
+            Body::Shared { .. } | Body::Empty | Body::Bytes(_) | Body::Counted(_) | Body::Logged(_) => {
+                Payload::Body(body)
+            }
         }
     }
 

@@ -64,7 +64,8 @@ pub(super) fn next_source<R: Role + 'static>(own: &mut World<R>, index: usize) -
     }
     let may_be_read = |source: Source| {
         let connection = &own.connections[source.connection];
-        let is_congested = source.side == 1 && is_congested(own, source.connection);
+        let asks = !connection.ends[source.side].name.is_copy();
+        let is_congested = source.side == 1 && asks && is_congested(own, source.connection);
         let is_held = allowance(own, index, source) == 0;
         !connection.is_open || (connection.is_attached[source.side] && !is_congested && !is_held)
     };

@@ -8,7 +8,7 @@ use paramill_core::fault::{Delay, Fate, FaultPlan};
 use paramill_core::role::{Body, Frame};
 use paramill_core::types::{ConnectionId, WorkerId};
 use paramill_core::wire::Welcome;
-use paramill_core::wire::{Kind, Party, Refusal};
+use paramill_core::wire::{Hello, Kind, Party, Refusal};
 
 const CALLEE: NodeId = NodeId::Coordinator;
 
@@ -57,7 +57,12 @@ impl Role for Toy {
     }
 
     fn hello(&self, _connection: ConnectionId) -> Hello {
-        Hello { job: "toy".into(), from: Party::Worker { rank: self.me.map(WorkerId) }, incarnation: 1 }
+        Hello {
+            job: "toy".into(),
+            from: Party::Worker { rank: self.me.map(WorkerId) },
+            incarnation: 1,
+            to: None,
+        }
     }
 
     fn handle_connected(&mut self, _now: Time, connection: ConnectionId, _welcome: &Welcome) {

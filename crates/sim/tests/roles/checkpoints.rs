@@ -2,8 +2,9 @@
 
 use super::bench::{Bench, COORDINATOR};
 use super::{W, job};
-use paramill_core::checkpoint::{CheckpointPolicy, Every, Manifest};
+use paramill_core::checkpoint::{ArrayKind, CheckpointPolicy, Every, Manifest};
 use paramill_core::coordinator::{Checkpointing, JobConfig};
+use paramill_core::policy::Axis;
 use paramill_core::table::TableSpec;
 use paramill_core::types::TableId;
 use paramill_core::worker::{Gradient, Ticket};
@@ -30,7 +31,7 @@ fn with_frozen() -> Tables {
 fn saving(config: JobConfig, every: u64, archive: &Archive, resumes: bool) -> JobConfig {
     let complete = archive.complete();
     let checkpoints = Checkpointing {
-        policy: CheckpointPolicy { every: Every::Steps(every), keep: 2 },
+        policy: Some(CheckpointPolicy { every: Every::Steps(every), keep: 2 }),
         resume: complete.last().filter(|_| resumes).map(|newest| (*newest).clone()),
         kept: complete.iter().map(|manifest| (manifest.clock, manifest.folder.clone())).collect(),
     };
@@ -58,10 +59,23 @@ fn start_with(
 
 /// Lets workers train until all have completed so many iterations: every gradient depends on its worker and its clock.
 fn train(bench: &mut Bench, until: u64) {
+    train_with(bench, until, gradient);
+}
+
+fn gradient(worker: usize, clock: u64, at: usize) -> f32 {
+    ((at as f32 + 1.3) * (clock as f32 + 0.7) * (worker as f32 + 0.9)).sin()
+}
+
+fn train_with(bench: &mut Bench, until: u64, gradient: fn(usize, u64, usize) -> f32) {
+    train_those(bench, bench.worker_count(), until, gradient);
+}
+
+/// The same with the first so many workers.
+fn train_those(bench: &mut Bench, workers: usize, until: u64, gradient: fn(usize, u64, usize) -> f32) {
     let mut pending: BTreeMap<usize, Ticket> = BTreeMap::new();
     for _ in 0..2000 {
         let mut done = true;
-        for worker in 0..bench.worker_count() {
+        for worker in 0..workers {
             if let Some(&ticket) = pending.get(&worker) {
                 match bench.outcome(worker, ticket) {
                     Some(Ok(())) => drop(bench.worker_mut(worker).redeem(ticket)),
@@ -75,9 +89,7 @@ fn train(bench: &mut Bench, until: u64) {
             }
             let clock = bench.worker(worker).current_clock();
             if clock < until {
-                let gradient =
-                    |at: usize| ((at as f32 + 1.3) * (clock as f32 + 0.7) * (worker as f32 + 0.9)).sin();
-                let gradient: Vec<f32> = (0..ELEMENTS).map(gradient).collect();
+                let gradient: Vec<f32> = (0..ELEMENTS).map(|at| gradient(worker, clock, at)).collect();
                 let now = bench.now();
                 let pushed = bench.worker_mut(worker).push(now, W, Gradient::Dense(&gradient), true);
                 pending.insert(worker, pushed.expect("its clock is due"));
@@ -138,6 +150,118 @@ fn a_cut_is_one_version_everywhere_and_the_job_goes_on_with_the_same_bits() {
             assert_eq!(bench.stopped(), []);
         }
     }
+}
+
+#[test]
+fn what_workers_keep_from_servers_is_saved_with_the_version_and_kept_again() {
+    let policies: [(&str, &[(Axis, &str)]); 6] = [
+        ("topk", &[(Axis::Codec, "topk:0.1")]),
+        ("dgc", &[(Axis::Codec, "dgc:ratio=0.1")]),
+        ("onebit", &[(Axis::Codec, "onebit")]),
+        ("dvf", &[(Axis::Codec, "dvf:delta=0.5")]),
+        ("hold", &[(Axis::Hold, "variance:2,most=4")]),
+        ("both", &[(Axis::Hold, "variance:2,most=3"), (Axis::Codec, "topk:0.2+f16")]),
+    ];
+    for (name, policy) in policies {
+        let config = |workers: u32, servers| {
+            let mut config = job(workers, servers, "bsp", ADAM);
+            for (axis, text) in policy {
+                config.policy = config.policy.with(*axis, *text);
+            }
+            config
+        };
+        let whole = {
+            let mut bench = start(config(3, 2), 2, None);
+            train(&mut bench, 27);
+            bits(&bench)
+        };
+        let mut bench = start(saving(config(3, 2), 5, &Archive::default(), false), 2, None);
+        train(&mut bench, 23);
+        bench.pass(1.0);
+        assert_eq!(clocks(&bench), [15, 20], "{name}: {:?}", bench.log());
+        let archive = bench.world.archive().clone();
+        for manifest in archive.complete() {
+            let cuts = archive.worker_cuts(manifest);
+            assert_eq!(cuts.len(), 3, "{name}");
+            assert!(cuts.iter().all(|cut| cut.clock == manifest.clock));
+        }
+        for (servers, cores) in [(2, 2), (1, 1)] {
+            let config = saving(config(3, servers), 5, &archive, true);
+            let mut bench = start(config, cores, Some(archive.clone()));
+            train(&mut bench, 27);
+            // Means of 1-bit SGD are of chunks, and other servers have other chunks.
+            if name != "onebit" || servers == 2 {
+                assert_eq!(bits(&bench), whole, "{name} on {servers} servers");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_workers_keep_is_not_lost_when_the_job_goes_on_with_more_or_fewer_of_them() {
+    // Nothing is sent, so that everything is kept.
+    let config = |workers| JobConfig {
+        policy: job(workers, 1, "bsp", ADAM).policy.with(Axis::Codec, "threshold:1e9"),
+        ..job(workers, 1, "bsp", ADAM)
+    };
+    let mut bench = start(saving(config(3), 5, &Archive::default(), false), 1, None);
+    for worker in 0..3 {
+        bench.worker_mut(worker).note("position", &[worker as u8, 7]).expect("a note");
+    }
+    train(&mut bench, 12);
+    bench.pass(1.0);
+    let archive = bench.world.archive().clone();
+    let kept = |archive: &Archive, clock: u64| -> (usize, Vec<f32>) {
+        let complete = archive.complete();
+        let manifest = complete.iter().find(|manifest| manifest.clock == clock).expect("it is complete");
+        let (cuts, mut sum) = (archive.worker_cuts(manifest), vec![0f32; ELEMENTS]);
+        let residuals = cuts.iter().flat_map(|cut| &cut.arrays);
+        for array in residuals.filter(|array| array.kind == ArrayKind::Residual) {
+            sum.iter_mut().zip(&array.values).for_each(|(sum, value)| *sum += value);
+        }
+        (cuts.len(), sum)
+    };
+    let (files, before) = kept(&archive, 10);
+    assert!(files == 3 && before.iter().any(|value| value.abs() > 1.0));
+    for workers in [1, 2, 3, 5] {
+        let mut bench = start(saving(config(workers), 5, &archive, true), 1, Some(archive.clone()));
+        for worker in 0..workers as usize {
+            let noted = bench.worker(worker).noted("position");
+            assert_eq!(noted, Some(&[worker as u8 % 3, 7][..]), "{worker} of {workers}");
+        }
+        train_with(&mut bench, 16, |_, _, _| 0.0);
+        bench.pass(1.0);
+        let (_, after) = kept(bench.world.archive(), 15);
+        let is_same = |(one, other): (&f32, &f32)| (one - other).abs() < 1e-4;
+        assert!(before.iter().zip(&after).all(is_same), "{workers} workers: {before:?} and {after:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_dies_or_has_nothing_to_save_holds_no_checkpoint_up() {
+    let config = || JobConfig {
+        policy: job(3, 1, "drop:n=2", ADAM).policy.with(Axis::Codec, "topk:0.1"),
+        worker_timeout: Duration::from_secs(3),
+        ..job(3, 1, "drop:n=2", ADAM)
+    };
+    let mut bench = start(saving(config(), 5, &Archive::default(), false), 1, None);
+    train(&mut bench, 3);
+    let (node, now) = (bench.worker_node(2), bench.now());
+    bench.world.crash(node, now);
+    for until in [8, 13, 18] {
+        train_those(&mut bench, 2, until, gradient);
+        bench.pass(5.0);
+    }
+    let archive = bench.world.archive().clone();
+    let complete = archive.complete();
+    let newest = complete.last().unwrap_or_else(|| panic!("{:?}", bench.log()));
+    assert!(newest.clock >= 10, "{:?}", bench.log());
+    assert_eq!(newest.worker_files.iter().map(|saved| saved.worker.0).collect::<Vec<_>>(), [0, 1]);
+    // Without codecs there are no such files.
+    let mut bench = start(saving(job(2, 1, "bsp", ADAM), 5, &Archive::default(), false), 1, None);
+    train(&mut bench, 12);
+    bench.pass(1.0);
+    assert!(bench.world.archive().complete().iter().all(|manifest| manifest.worker_files.is_empty()));
 }
 
 #[test]
@@ -271,7 +395,7 @@ fn what_does_not_fit_the_checkpoint_is_told() {
     let mut empty = Bench::new(
         JobConfig {
             checkpoints: Some(Checkpointing {
-                policy: CheckpointPolicy { every: Every::Asked, keep: 1 },
+                policy: Some(CheckpointPolicy { every: Every::Asked, keep: 1 }),
                 resume: Some(manifest),
                 kept: vec![],
             }),

@@ -9,6 +9,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::role::{Frame, Output, Role};
 use paramill_core::table::TableSpec;
+use paramill_core::types::NodeId;
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, DType, Header, Hello, Kind, Party};
 use paramill_core::worker::{Gradient, Prepared, PullOptions, Slab, Ticket};
@@ -22,7 +23,7 @@ fn set(bench: &mut Bench, policies: &[(Axis, &str)]) {
 
 /// What the coordinator says to a change that it does not make.
 fn refusal(bench: &mut Bench, policies: &[(Axis, &str)]) -> String {
-    let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+    let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0, to: None };
     let now = bench.now();
     let you = bench.coordinator_mut().accept(now, &hello).expect("commands are welcome").you;
     let rule = PolicyOverride::new("*", Policies::of(policies.iter().copied()));
@@ -112,6 +113,25 @@ fn what_a_codec_kept_back_is_sent_by_the_next_one() {
         (1..rounds).for_each(|_| push_zeros(&mut bench));
         check(&bench, 4, next);
     }
+}
+
+/// A worker comes back to the coordinator, and before its first word is read, the change after the one that it missed is settled. The
+/// later change alone would hide from the worker that it lacks the former, and servers refuse what it sends for ever.
+#[test]
+fn a_worker_that_missed_a_switch_hears_of_it_before_the_next_one() {
+    let mut bench = started(with_codecs(2, "none", "none"), 1, ELEMENTS);
+    let worker = bench.worker_node(1);
+    bench.cut(worker, NodeId::Coordinator);
+    set(&mut bench, &[(Axis::AnswerCodec, "bitmap+zstd")]);
+    bench.heal();
+    bench.world.hold(worker, NodeId::Coordinator);
+    bench.pass(3.0);
+    assert!(bench.world.unread(worker, NodeId::Coordinator).count() > 0, "it is back");
+    set(&mut bench, &[(Axis::NonFinite, "clip")]);
+    bench.world.release(worker, NodeId::Coordinator);
+    let tickets = push_all(&mut bench);
+    settle(&mut bench, tickets);
+    check(&bench, 1, "both switches");
 }
 
 #[test]

@@ -213,7 +213,7 @@ fn a_process_takes_the_rank_of_one_whose_connection_is_gone_at_once() {
     let mut bench = started(job(2, 1, "bsp", "sgd:lr=1"), 1, ELEMENTS);
     train(&mut bench, &[0, 1], 2, &[]);
     let from = Party::Worker { rank: Some(WorkerId(1)) };
-    let hello = Hello { job: "test".into(), from, incarnation: 0 };
+    let hello = Hello { job: "test".into(), from, incarnation: 0, to: None };
     // While the first one is connected it may be the one that is meant.
     let now = bench.now();
     let refusal = bench.coordinator_mut().accept(now, &hello).unwrap_err();

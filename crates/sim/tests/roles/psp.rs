@@ -498,6 +498,26 @@ fn a_switch_holds_for_blocks_that_are_waited_for() {
     });
 }
 
+/// Under `ssp` a server answers with a version that is older than the iteration, and the worker hears of `psp` before the answer. It
+/// is all that the worker asked for, and cannot be dropped like a block that it may go on without.
+#[test]
+fn a_copy_that_was_asked_for_before_a_switch_is_taken() {
+    both(|how| {
+        let mut run = Run::new(job(2, 1, "ssp:s=1", "sgd:lr=1"), 1, how);
+        let (shard, worker) = (run.bench.shard_node(0), run.bench.worker_node(0));
+        let ticket = run.iterate(0);
+        run.go_on(0, ticket);
+        let ticket = run.iterate(0);
+        assert!(!run.is_due(0, ticket), "the other worker has not pushed");
+        run.bench.world.hold(shard, worker);
+        run.iterate(1);
+        run.bench.set(PolicyOverride::new("*", Policies::of([(Axis::Sync, "psp:c=1,b=0.5")])));
+        run.bench.world.release(shard, worker);
+        run.bench.run();
+        run.go_on(0, ticket);
+    });
+}
+
 // Messages that would be dropped are not sent (PSP-SGD, section 2).
 
 const WHOLE: u64 = ELEMENTS as u64 * 4;

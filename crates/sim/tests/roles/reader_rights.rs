@@ -251,7 +251,7 @@ fn a_reader_is_not_driven_out_by_another_process() {
     let mut bench = started(config("chain", "none"));
     let place = add_reader(&mut bench);
     let now = bench.now();
-    let hello = |from| Hello { job: JOB.into(), from, incarnation: 77 };
+    let hello = |from| Hello { job: JOB.into(), from, incarnation: 77, to: None };
     let posing = hello(Party::Reader { id: Some(WorkerId::reader(0)) });
     for shard in 0..4 {
         let refusal = bench.shard_mut(shard).accept(now, &posing).expect_err("it is another one");

@@ -88,3 +88,19 @@ fn aggregators_and_readers_come_back_too() {
         }
     }
 }
+
+/// All workers have left before some of the shards are back: these close the last rounds too, of which nobody who left is waited for.
+#[test]
+fn a_job_that_ends_while_shards_come_back_to_its_coordinator_lacks_nothing() {
+    let held = "sync = 'ssp:s=3'\nhold = 'significance:1.531,most=3'";
+    let calm = finished(&Scenario { faults: vec![], ..scenario(held, 0.0, 1.0) }, None);
+    for at_ms in [90.0, 110.0, 130.0, 150.0] {
+        for delay in 0..12 {
+            let mut scenario = scenario(held, at_ms, 1000.0);
+            let fault = format!("server=0:delay={}us", 300 * delay + 100);
+            scenario.faults.push(fault);
+            let cluster = finished(&scenario, None);
+            assert_eq!(cluster.parameters(TableId(0)), calm.parameters(TableId(0)), "{:?}", scenario.faults);
+        }
+    }
+}

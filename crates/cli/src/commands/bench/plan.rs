@@ -34,6 +34,9 @@ pub(super) struct Exchange {
     pub(super) pack: u64,
     pub(super) workers: u32,
     pub(super) servers: u32,
+    /// Copies of every shard.
+    #[serde(default)]
+    pub(super) replicas: u32,
     /// Data cores of each server.
     pub(super) cores: u32,
     pub(super) transport: Transport,
@@ -98,6 +101,12 @@ impl Exchange {
         }
         let cores = args.cores.unwrap_or_else(|| default_cores(args.servers));
         ensure!((1..=MAX_CORES).contains(&cores), "--cores {cores}: expected 1 to {MAX_CORES}");
+        let replicas = args.replicas.unwrap_or(0);
+        ensure!(replicas <= 1, "--replicas {replicas}: expected 0 or 1");
+        ensure!(
+            replicas == 0 || (args.servers > 1 && args.transport != Transport::Memory),
+            "--replicas {replicas}: copies are kept in the processes of other servers; add --servers 2, and leave --transport memory out"
+        );
         ensure!(
             !args.colocated || args.sim || args.run_with.is_some(),
             "--colocated says where --run-with takes workers, or on which hosts they are with --sim; give one of them"
@@ -122,6 +131,7 @@ impl Exchange {
             pack: args.pack.unwrap_or(if args.compute.is_some() { 0 } else { PACKED }),
             workers: args.workers,
             servers: args.servers,
+            replicas,
             cores,
             transport: args.transport,
             worker_loops: args.worker_loops,
@@ -176,7 +186,7 @@ impl Exchange {
     /// The job as its coordinator sees it.
     pub(super) fn job_config(&self) -> JobConfig {
         let job = JobConfig::new(JOB, self.workers, self.servers);
-        JobConfig { policy: self.policy.clone(), ..job }
+        JobConfig { policy: self.policy.clone(), replicas: self.replicas, ..job }
     }
 
     /// The tables of the job.

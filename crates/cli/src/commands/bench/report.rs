@@ -26,6 +26,8 @@ pub(super) struct Report {
     elements: u64,
     workers: u32,
     servers: u32,
+    /// Copies of every shard.
+    replicas: u32,
     cores: u32,
     transport: Transport,
     /// Whether gradients were copied from the worker's own memory.
@@ -151,6 +153,7 @@ impl Report {
             elements: exchange.elements(),
             workers: exchange.workers,
             servers: exchange.servers,
+            replicas: exchange.replicas,
             cores: exchange.cores,
             transport: exchange.transport,
             copy: exchange.copy,

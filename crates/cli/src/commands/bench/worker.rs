@@ -86,6 +86,9 @@ pub(super) fn run(
     }
     job.start().context("the job did not start")?;
     let mut model = hold(&tables, exchange, &mut values)?;
+    if rank == 0 {
+        await_copies(&job, exchange)?;
+    }
     let held = if rank == 0 { Some(held(&job.status()?, exchange)?) } else { None };
     answer(&Answer::Ready { held })?;
     loop {
@@ -233,6 +236,20 @@ impl OwnTable {
         }
         self.table.push_pull(self.gathered.as_slice())
     }
+}
+
+/// Waits until every shard has its copies.
+fn await_copies(job: &Job, exchange: &Exchange) -> Result<()> {
+    let began = Instant::now();
+    while exchange.replicas > 0 && job.status()?.served.iter().any(|served| served.copy.is_none()) {
+        ensure!(
+            began.elapsed() < exchange.timeout,
+            "not every shard has a copy after {:?}",
+            exchange.timeout
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 /// Parameters on each server.

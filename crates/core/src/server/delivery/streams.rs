@@ -135,6 +135,16 @@ impl Streams {
         Ok(())
     }
 
+    /// Whether some stream has more than its image.
+    pub(super) fn exceed_image(&self) -> bool {
+        self.by_table.values().any(|state| state.stream.exceeds_image())
+    }
+
+    /// Drops what images of streams do not keep.
+    pub(super) fn reduce_to_image(&mut self) {
+        self.by_table.values_mut().for_each(|state| state.stream = Stream::from_image(state.stream.image()));
+    }
+
     /// A chunk has its values of the next version: it is published if all chunks before it are.
     pub(super) fn chunk_exists(
         &mut self,

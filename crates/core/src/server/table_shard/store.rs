@@ -357,6 +357,16 @@ impl Store {
         let chunk = gradient.index();
         self.arrivals[chunk] += 1;
         self.steps_outside_rounds += 1;
+        if let Some(norms) = &mut self.norms {
+            // A sum that was made under another model and came after the switch: the rest of its layer is in other frames, and may not come. Its
+            // norm is that of what is here.
+            norms.begin(self.parameters.as_slice());
+            CellGradient::for_each(gradient, |CellGradient { start, values, .. }| {
+                let mut whole = vec![0.0; values.len()];
+                values.copy_to(&mut whole);
+                norms.add(start, &whole);
+            });
+        }
         let input = self.arrival_input(self.steps + self.arrivals[chunk], arrival);
         CellGradient::for_each(gradient, |CellGradient { cell, start, values, absent, .. }| {
             accumulators.with_whole(values, |last| {

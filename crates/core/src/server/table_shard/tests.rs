@@ -5,8 +5,8 @@ mod encoded;
 use super::*;
 use crate::limits;
 use crate::policy::{Axis, Order};
-use crate::types::{ServerId, ShardId};
-use crate::wire::frame::{Form, FromWorker};
+use crate::types::{ServerId, ShardId, TableId};
+use crate::wire::frame::{self, Form, FromWorker};
 use crate::wire::{Cause, Flags, Header, Kind};
 use proptest::prelude::*;
 
@@ -305,6 +305,35 @@ fn norms_are_those_of_whole_gradients_also_where_each_is_a_step_at_once() {
     for value in bench.chunks() {
         assert!((value - 2.0).abs() < 1e-5, "{value}");
     }
+}
+
+#[test]
+fn a_sum_that_comes_after_a_switch_is_clipped_by_its_own_norm_and_not_by_that_of_an_earlier_step() {
+    let change_by_sum = |pushes_before: u32| {
+        let mut bench = Bench::new(policy("asp").with(Axis::Optimizer, "sgd:lr=1,clip=2"), 2);
+        for _ in 0..pushes_before {
+            bench.push(0, 0, 1000.0).unwrap();
+        }
+        let before = bench.chunks()[1];
+        let subject = frame::Subject { epoch: 1, table: TableId(0), request: 1 };
+        let sum = frame::Sum {
+            subject,
+            clock: 1,
+            chunk: 1,
+            attempt: 1,
+            gradients: 2,
+            form: Form::PLAIN,
+            has_absent: false,
+        };
+        let workers = [WorkerId(0), WorkerId(1)];
+        let payload = bytemuck::cast_slice(&[10.0f32; 2]);
+        let taken =
+            bench.table.push_sum(AggregatorId(0), &sum, &workers, payload, &mut bench.accumulators).unwrap();
+        assert_eq!(taken, None, "both gradients are new");
+        bench.chunks()[1] - before
+    };
+    let alone = change_by_sum(0);
+    assert!(alone < 0.0 && (alone - change_by_sum(1)).abs() < 1e-3, "{alone}, {}", change_by_sum(1));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::super::layout::RowPlace;
 use crate::hold::{Hold, UpdateView};
 use crate::kernels;
 use crate::types::Clock;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The gradients of rows that were not sent, each row for itself, and copies of rows.
@@ -33,6 +34,15 @@ struct RowCopy {
     pulled: Clock,
     /// An update of the row was sent since.
     is_outdated: bool,
+}
+
+/// What a checkpoint has of a row's update, beside the sum.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct SavedRow {
+    pub(super) row: u32,
+    /// Pushes that its oldest gradient has been held back from.
+    age: u64,
+    sum_of_squares: f64,
 }
 
 /// Rows that are to be sent, ascending.
@@ -122,6 +132,41 @@ impl HeldRows {
             self.updates.insert(row, RowUpdate { sum: sum.to_vec(), since, sum_of_squares });
             self.by_age.insert((since, row));
         }
+    }
+
+    /// Copies for a checkpoint, made before the push with this number: rows one after the other, and what else is known of each.
+    pub(super) fn saved(&self, push: u64) -> (Vec<f32>, Vec<SavedRow>) {
+        let values = self.updates.values().flat_map(|update| update.sum.iter().copied()).collect();
+        let row = |(row, update): (&u32, &RowUpdate)| SavedRow {
+            row: *row,
+            age: push.saturating_sub(update.since),
+            sum_of_squares: update.sum_of_squares,
+        };
+        (values, self.updates.iter().map(row).collect())
+    }
+
+    /// Holds back what was saved, beside what is held back already. The error says what does not fit.
+    pub(super) fn keep_again(&mut self, values: &[f32], rows: &[SavedRow], push: u64) -> Result<(), String> {
+        if values.len() != rows.len() * self.width {
+            return Err(format!("{} rows that were held back have {} elements", rows.len(), values.len()));
+        }
+        for (SavedRow { row, age, sum_of_squares }, sum) in rows.iter().zip(values.chunks_exact(self.width)) {
+            let since = push.saturating_sub(*age);
+            let update = RowUpdate { sum: sum.to_vec(), since, sum_of_squares: *sum_of_squares };
+            let update = match self.updates.remove(row) {
+                None => update,
+                Some(mut known) => {
+                    self.by_age.remove(&(known.since, *row));
+                    kernels::add(&mut known.sum, sum);
+                    known.since = known.since.min(since);
+                    known.sum_of_squares += sum_of_squares;
+                    known
+                }
+            };
+            self.by_age.insert((update.since, *row));
+            self.updates.insert(*row, update);
+        }
+        Ok(())
     }
 
     fn view(&self, row: u32, clock: Clock, push: u64) -> UpdateView {

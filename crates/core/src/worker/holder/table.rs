@@ -6,6 +6,7 @@ use crate::kernels;
 use crate::lease::Pool;
 use crate::store::{Allocate, Buffer};
 use crate::types::Clock;
+use serde::{Deserialize, Serialize};
 
 /// The sum of a dense table's gradients that were not sent.
 #[derive(Debug, Default)]
@@ -23,6 +24,15 @@ struct Update {
     sum_of_squares: f64,
     /// Elements that none of them has.
     missing: Missing,
+}
+
+/// What a checkpoint has of an update, beside the sum.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct SavedUpdate {
+    /// Pushes that its oldest gradient has been held back from.
+    age: u64,
+    sum_of_squares: f64,
+    missing: Vec<(u64, u64)>,
 }
 
 /// An update that is to be sent.
@@ -104,6 +114,35 @@ impl HeldTable {
         let MergedTable { sum, missing, since } = merged;
         let sum_of_squares = kernels::squared_norm(sum.as_slice());
         self.update = Some(Update { sum, since, sum_of_squares, missing });
+    }
+
+    /// A copy for a checkpoint, made before the push with this number: the sum of so many elements, and what else is known of it.
+    pub(super) fn saved(&self, elements: usize, push: u64) -> Option<(&[f32], SavedUpdate)> {
+        let Update { sum, since, sum_of_squares, missing } = self.update.as_ref()?;
+        let missing = missing.ranges().iter().map(|range| (range.start as u64, range.end as u64)).collect();
+        let saved =
+            SavedUpdate { age: push.saturating_sub(*since), sum_of_squares: *sum_of_squares, missing };
+        Some((&sum.as_slice()[..elements], saved))
+    }
+
+    /// Holds back what was saved, beside what is held back already. The error says what does not fit.
+    pub(super) fn keep_again(&mut self, values: &[f32], saved: SavedUpdate, push: u64) -> Result<(), String> {
+        let ranges = saved.missing.iter().map(|(start, end)| *start as usize..*end as usize).collect();
+        let lacks = Missing::new(ranges, values.len())?;
+        let (since, squares) = (push.saturating_sub(saved.age), saved.sum_of_squares);
+        self.update = Some(match self.update.take() {
+            None => Update { sum: Buffer::copy_of(values), since, sum_of_squares: squares, missing: lacks },
+            Some(Update { mut sum, since: before, sum_of_squares, missing }) => {
+                kernels::add(&mut sum.as_mut_slice()[..values.len()], values);
+                Update {
+                    sum,
+                    since: before.min(since),
+                    sum_of_squares: sum_of_squares + squares,
+                    missing: missing.intersection(&lacks),
+                }
+            }
+        });
+        Ok(())
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

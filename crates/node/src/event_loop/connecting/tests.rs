@@ -1,5 +1,6 @@
 //! Names that take long to resolve: the loop goes on meanwhile, and gives up in time.
 
+use crate::checkpoint::Place;
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::log::Log;
@@ -48,7 +49,7 @@ impl Role for Caller {
     }
 
     fn hello(&self, _connection: ConnectionId) -> Hello {
-        Hello { job: "test".into(), from: Party::Command, incarnation: 0 }
+        Hello { job: "test".into(), from: Party::Command, incarnation: 0, to: None }
     }
 
     fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
@@ -105,12 +106,13 @@ fn outcome_of(address: &str, resolve: Resolve, on_timeout: fn(u32), again: Optio
             sockets: SocketOptions::new(None).unwrap(),
             memory: SharedAllocator::new(),
             hub: None,
+            elected: None,
         },
         waker: Waker::new().unwrap(),
         stop: Arc::new(AtomicBool::new(false)),
         strangers: Strangers::new(),
         injection: Injection::default(),
-        archive: None,
+        checkpoints: Place::default(),
         log: Log::none(),
     };
     EventLoop::new(Owned(role), setup).unwrap().run().unwrap_err()

@@ -1,5 +1,6 @@
 //! A role that panics again when it is asked for more: the others are told all the same.
 
+use crate::checkpoint::Place;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::log::{Level, Log};
 use crate::transport::shm::SharedAllocator;
@@ -39,7 +40,7 @@ impl Role for Fragile {
     }
 
     fn hello(&self, _connection: ConnectionId) -> Hello {
-        Hello { job: "test".into(), from: Party::Command, incarnation: 0 }
+        Hello { job: "test".into(), from: Party::Command, incarnation: 0, to: None }
     }
 
     fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
@@ -78,7 +79,7 @@ fn receive(stream: &mut TcpStream) -> (Kind, Vec<u8>) {
 fn join(address: &str, rank: u32) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("the loop listens");
     let from = Party::Worker { rank: Some(WorkerId(rank)) };
-    let hello = frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0 });
+    let hello = frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0, to: None });
     let mut bytes = hello.header.encode().to_vec();
     bytes.extend_from_slice(hello.body.bytes().expect("a hello carries bytes"));
     bytes.resize(HEADER_BYTES + padded(hello.header.payload_bytes as usize), 0);
@@ -96,12 +97,18 @@ fn everybody_is_told_of_a_panic_though_one_of_them_cannot_be() {
         open: None,
         start_core: None,
         resolve: tcp::resolve,
-        dialler: Dialler { transport: Transport::Tcp, sockets, memory: SharedAllocator::new(), hub: None },
+        dialler: Dialler {
+            transport: Transport::Tcp,
+            sockets,
+            memory: SharedAllocator::new(),
+            hub: None,
+            elected: None,
+        },
         waker: Waker::new().expect("an eventfd"),
         stop: Arc::new(AtomicBool::new(false)),
         strangers: Strangers::new(),
         injection: Injection::default(),
-        archive: None,
+        checkpoints: Place::default(),
         log: Log::new(|_, line| panic!("nobody takes `{line}`")),
     };
     let role = Owned(Fragile { accepted: 0, outputs: VecDeque::new() });

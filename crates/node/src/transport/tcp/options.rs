@@ -2,10 +2,12 @@
 
 use crate::rate::{Bucket, Rate};
 use crate::transport::Transport;
+use paramill_core::limits;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Between processes of one host nothing is ever lost on the way, and an algorithm that paces what it sends (bbr) only
 /// holds it back: loopback carries half as much.
@@ -26,6 +28,8 @@ pub(crate) struct SocketOptions {
     congestion: Option<String>,
     /// What all sockets of the node send through.
     bucket: Option<Arc<Bucket>>,
+    /// How long the peer's host may leave what was sent unacknowledged, if that is shorter than usual.
+    patience: Option<Duration>,
 }
 
 impl SocketOptions {
@@ -42,7 +46,7 @@ impl SocketOptions {
                 io::Error::new(error.kind(), sentence)
             })?;
         }
-        Ok(SocketOptions { congestion: congestion.map(str::to_owned), bucket: None })
+        Ok(SocketOptions { congestion: congestion.map(str::to_owned), bucket: None, patience: None })
     }
 
     /// At most at this rate over all sockets together. Refused where data does not go over sockets.
@@ -63,6 +67,17 @@ impl SocketOptions {
     /// The same for connections of control: a node that is held back still says that it lives.
     pub(crate) fn for_control(&self) -> SocketOptions {
         SocketOptions { bucket: None, ..self.clone() }
+    }
+
+    /// The same for a member's connection to the coordinator. Another host may take over soon after the coordinator's is gone, and gives up the
+    /// members that do not come to it.
+    pub(crate) fn for_coordinator(&self) -> SocketOptions {
+        SocketOptions { patience: Some(limits::ATTEMPT_DEADLINE), ..self.for_control() }
+    }
+
+    /// How long the peer's host may leave what was sent unacknowledged.
+    pub(super) fn patience(&self, usual: Duration) -> Duration {
+        self.patience.unwrap_or(usual)
     }
 
     pub(super) fn bucket(&self) -> Option<&Arc<Bucket>> {

@@ -77,7 +77,7 @@ proptest! {
                     let (rank, shard) = (WorkerId(rank), shard_id(server));
                     aggregator.handle_disconnected(now, ConnectionId::WorkerFor(rank, shard), &Lost::Broken("x".into()));
                     let from = Party::Through { rank, shard, pushed: Some(0) };
-                    drop(aggregator.accept(now, &Hello { job: "test".into(), from, incarnation: u64::from(rank.0) + 1 }));
+                    drop(aggregator.accept(now, &Hello { job: "test".into(), from, incarnation: u64::from(rank.0) + 1, to: None }));
                     drain(aggregator)
                 }
                 Act::ResetServer(server) => {

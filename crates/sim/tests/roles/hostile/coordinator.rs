@@ -154,7 +154,7 @@ fn pass(coordinator: &mut Coordinator, now: &mut Time, seconds: f64) -> Vec<Outp
 
 /// A command connects.
 fn command(coordinator: &mut Coordinator, now: Time) -> NodeId {
-    let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+    let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0, to: None };
     coordinator.accept(now, &hello).expect("commands are let in").you
 }
 
@@ -231,6 +231,7 @@ fn a_worker_of_an_earlier_job_is_refused_for_good() {
         job: "test".into(),
         from: Party::Worker { rank: rank.map(WorkerId) },
         incarnation,
+        to: None,
     };
     for rank in [Some(0), Some(1), None] {
         let refusal = coordinator.accept(now, &hello(rank, 12345)).unwrap_err();

@@ -86,7 +86,7 @@ proptest! {
         let mut epoch = Plan::FIRST_EPOCH;
         let aggregator = NodeId::Aggregator(AggregatorId(0));
         let from = Party::Aggregator { process: ProcessId(5), id: Some(AggregatorId(0)) };
-        let hello = Hello { job: "test".into(), from, incarnation: 5 };
+        let hello = Hello { job: "test".into(), from, incarnation: 5, to: None };
         prop_assert!(shard.accept(now, &hello).is_ok());
         let mut next = 1;
         for act in acts {

@@ -463,7 +463,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
         }),
     ];
     let job = prop_oneof![9 => Just("test".to_owned()), 1 => name()];
-    (job, from, number()).prop_map(|(job, from, incarnation)| Hello { job, from, incarnation })
+    (job, from, number()).prop_map(|(job, from, incarnation)| Hello { job, from, incarnation, to: None })
 }
 
 /// An answer of a server: an error with any cause but those that end a worker, or anything else.

@@ -110,6 +110,7 @@ fn exchange(plan: &Plan, args: &BroadcastArgs, registry: &Registry) -> Result<Ex
         pack: 0,
         workers: args.workers,
         servers: args.servers,
+        replicas: 0,
         cores: args.cores,
         transport: Transport::Tcp,
         worker_loops: Some(1),

@@ -90,7 +90,10 @@ fn first(frame: &Frame) -> First {
 }
 
 fn hello(job: &str) -> First {
-    first(&frame(Kind::Hello, &Hello { job: job.into(), from: Party::Worker { rank: None }, incarnation: 0 }))
+    first(&frame(
+        Kind::Hello,
+        &Hello { job: job.into(), from: Party::Worker { rank: None }, incarnation: 0, to: None },
+    ))
 }
 
 /// Each way's answers to the same first bytes, which are the same.
