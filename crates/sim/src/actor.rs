@@ -1,6 +1,6 @@
 //! The roles of a job, as one type for the world.
 
-use crate::canary::{BrokenReplica, BrokenShard};
+use crate::canary::{Broken, CopyBug, ShardBug};
 use crate::operator::Operator;
 use crate::player::Player;
 use crate::spectator::Spectator;
@@ -24,9 +24,9 @@ pub enum Actor {
     /// A data core.
     Shard(Box<Replica>),
     /// A data core with a planted bug.
-    Broken(Box<BrokenShard>),
+    Broken(Box<Broken<Shard, ShardBug>>),
     /// A data core with a bug that copies suffer from.
-    BrokenReplica(Box<BrokenReplica>),
+    BrokenReplica(Box<Broken<Replica, CopyBug>>),
     /// Something between workers and data cores.
     Aggregator(Box<Aggregator>),
     /// A worker and its application.
@@ -44,8 +44,8 @@ impl Actor {
     pub fn as_shard(&self) -> Option<&Shard> {
         match self {
             Actor::Shard(replica) => replica.shard(),
-            Actor::Broken(broken) => Some(broken.shard()),
-            Actor::BrokenReplica(broken) => broken.replica().shard(),
+            Actor::Broken(broken) => Some(broken.role()),
+            Actor::BrokenReplica(broken) => broken.role().shard(),
             _ => None,
         }
     }
@@ -54,7 +54,7 @@ impl Actor {
     pub fn as_replica(&self) -> Option<&Replica> {
         match self {
             Actor::Shard(replica) => Some(replica),
-            Actor::BrokenReplica(broken) => Some(broken.replica()),
+            Actor::BrokenReplica(broken) => Some(broken.role()),
             _ => None,
         }
     }

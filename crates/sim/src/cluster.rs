@@ -1,7 +1,7 @@
 //! A whole job in a world: coordinator, data cores, workers with their applications, faults.
 
 use crate::actor::Actor;
-use crate::canary::{BrokenReplica, BrokenShard, Canary};
+use crate::canary::{Broken, Canary, CopyBug, ShardBug};
 use crate::compute::{ComputeClock, SendMode};
 use crate::gradient::Gradients;
 use crate::network::{HostId, Position};
@@ -492,14 +492,14 @@ impl Builder {
     fn broken_or_not(&self, now: Time, shard: Shard, config: ShardConfig) -> Actor {
         match self.play.canary.filter(|canary| canary.is_of_shards()) {
             None => self.replica_or_broken(Replica::serving(now, shard, config, self.registry.clone())),
-            Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),
+            Some(canary) => Actor::Broken(Box::new(Broken::new(shard, ShardBug::new(canary)))),
         }
     }
 
     fn replica_or_broken(&self, replica: Replica) -> Actor {
         match self.play.canary.filter(|canary| canary.is_of_copies()) {
             None => Actor::Shard(Box::new(replica)),
-            Some(canary) => Actor::BrokenReplica(Box::new(BrokenReplica::new(replica, canary))),
+            Some(canary) => Actor::BrokenReplica(Box::new(Broken::new(replica, CopyBug::new(canary)))),
         }
     }
 
