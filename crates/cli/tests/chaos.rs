@@ -42,6 +42,14 @@ fn no_push_is_lost_when_aggregators_are_killed() {
 }
 
 #[test]
+fn no_push_is_lost_when_relays_are_killed() {
+    let output = chaos("tags --minutes 0.2 --every 2s --kill relays --broadcast chain --replicas 0 --seed 5");
+    let report = report(&output);
+    assert_eq!((report["lost"].as_u64(), report["twice"].as_u64()), (Some(0), Some(0)), "{report}");
+    assert!(report["acknowledged"].as_u64() > Some(100) && kills(&report, "relays") >= 2, "{report}");
+}
+
+#[test]
 fn training_with_kills_ends_near_the_same_job_without() {
     let output = chaos("lr --minutes 0.15 --every 2s --kill workers --aggregators 0 --replicas 0 --epochs 2");
     let report = report(&output);
@@ -55,6 +63,8 @@ fn what_cannot_be_meant_is_refused() {
     let refused = [
         ("tags --kill servers --replicas 0", "are lost"),
         ("tags --kill aggregators --aggregators 0", "has none"),
+        ("tags --kill relays --broadcast star", "has none; workers pass versions on under trees"),
+        ("tags --kill relays --broadcast chain --aggregators 1", "without --aggregators"),
         ("tags --minutes 0", "minutes"),
         ("tags --optimizer adam", "tags"),
     ];

@@ -97,6 +97,23 @@ fn a_job_ends_with_the_same_result_though_servers_are_killed() {
     assert_eq!((code, losses(&report)), (Some(0), expected), "{said}");
 }
 
+/// A host that is gone without a word, as far as anybody can tell. It comes back, and is one server among others then.
+#[test]
+fn a_job_goes_on_beside_a_server_that_is_silent() {
+    let folder = tempfile::tempdir().unwrap();
+    let slow = slow_steps(folder.path(), 0.02);
+    let common = [JOB, &["--servers", "2", "--epochs", "8"]].concat();
+    let expected = undisturbed(&common);
+    let mut training = Training::start(&[&common[..], &["--inject", &slow]].concat());
+    await_served(&training, are_copied);
+    let silent = training.server(1);
+    signal(silent, Signal::STOP);
+    training.hear("is served by another process from now on");
+    signal(silent, Signal::CONT);
+    let (code, report, said) = training.end();
+    assert_eq!((code, losses(&report)), (Some(0), expected), "{said}");
+}
+
 #[test]
 fn a_server_that_joins_gets_shards_and_one_that_is_drained_ends() {
     let folder = tempfile::tempdir().unwrap();

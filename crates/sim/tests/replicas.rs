@@ -55,6 +55,19 @@ fn a_server_that_dies_is_replaced_by_the_copies_of_its_shards() {
     }
 }
 
+/// Twelve seconds after it fell silent at the latest: two seconds of training are left then, and it is silent for as long as the job lasts.
+#[test]
+fn copies_take_over_from_a_server_that_is_silent() {
+    for sync in ["bsp", "asp", "ssp:s=2"] {
+        let calm = run(&scenario(3, sync, ""), |_| {});
+        for server in 0..3 {
+            let silent = format!("faults = ['server={server}:pause=60s@2s']");
+            let scenario = Scenario { limit_s: 2.0 + 12.0 + 2.5, ..scenario(3, sync, &silent) };
+            assert_eq!(run(&scenario, |_| {}), calm, "{sync}, server {server}");
+        }
+    }
+}
+
 #[test]
 fn one_server_after_the_other_dies_and_comes_back() {
     for sync in ["bsp", "asp", "ssp:s=2"] {

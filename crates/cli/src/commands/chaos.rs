@@ -14,10 +14,12 @@ use crate::failure::{Failure, OrUsage};
 use crate::interrupt;
 use crate::output::Output;
 use crate::plan::JobPlan;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use members::Setup;
+use paramill_core::broadcast::{Members, Receiver, Topology};
 use paramill_core::policy::{Axis, Policies};
 use paramill_core::registry::Registry;
+use paramill_core::spec::Spec;
 use schedule::Victims;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -56,7 +58,7 @@ struct Report {
 pub(crate) fn run(args: &mut ChaosArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let is_tags = args.job.workload.as_deref().is_none_or(|name| name == TAGS);
     let plan = resolve(args, is_tags, registry, output).or_usage()?;
-    let victims = victims(args, &plan).or_usage()?;
+    let victims = victims(args, &plan, registry).or_usage()?;
     // The folder that processes share is removed then.
     interrupt::end_in_good_order();
     let length = Duration::from_secs_f64(args.minutes * 60.0);
@@ -117,7 +119,8 @@ fn resolve(args: &mut ChaosArgs, is_tags: bool, registry: &Registry, output: &Ou
     let job = &mut args.job;
     let servers = *job.servers.get_or_insert(3);
     job.replicas.get_or_insert(u32::from(servers > 1));
-    job.aggregators.get_or_insert(1);
+    // Workers behind an aggregator pass nothing on.
+    job.aggregators.get_or_insert(u32::from(!args.kill.contains(&Kind::Relays)));
     job.cores.get_or_insert(1);
     job.timeout.get_or_insert(PATIENCE);
     if is_tags {
@@ -136,13 +139,14 @@ fn resolve(args: &mut ChaosArgs, is_tags: bool, registry: &Registry, output: &Ou
 }
 
 /// What is killed.
-fn victims(args: &ChaosArgs, plan: &JobPlan) -> Result<Vec<Victims>> {
+fn victims(args: &ChaosArgs, plan: &JobPlan, registry: &Registry) -> Result<Vec<Victims>> {
     let cluster = &plan.cluster;
     let all = [
         Victims { kind: Kind::Servers, count: cluster.servers },
         Victims { kind: Kind::Workers, count: cluster.workers },
         Victims { kind: Kind::Coordinator, count: 1 },
         Victims { kind: Kind::Aggregators, count: cluster.aggregators },
+        Victims { kind: Kind::Relays, count: relays(plan, registry)? },
     ];
     let is_replicated = cluster.replicas > 0;
     ensure!(
@@ -155,8 +159,30 @@ fn victims(args: &ChaosArgs, plan: &JobPlan) -> Result<Vec<Victims>> {
     };
     let meant: Vec<Victims> = all.into_iter().filter(is_meant).collect();
     let missing = meant.iter().find(|victims| victims.count == 0);
-    ensure!(missing.is_none(), "--kill {:?}: the job has none", missing.map(|victims| victims.kind));
+    if let Some(Victims { kind, .. }) = missing {
+        let remedy = match kind {
+            Kind::Relays => {
+                "; workers pass versions on under trees such as --broadcast chain, without --aggregators"
+            }
+            _ => "",
+        };
+        bail!("--kill {}: the job has none{remedy}", kind.name());
+    }
     Ok(meant)
+}
+
+/// Workers that pass versions on to others, when all take part.
+fn relays(plan: &JobPlan, registry: &Registry) -> Result<u32> {
+    let broadcast = registry.broadcast.build(&Spec::parse(plan.policy.get(Axis::Broadcast))?)?;
+    if plan.cluster.aggregators > 0 {
+        return Ok(0);
+    }
+    let topology = Topology::default();
+    let site = topology.site("");
+    let roots = vec![site; plan.cluster.servers as usize];
+    let receivers = vec![Receiver { site, can_relay: true }; plan.cluster.workers as usize];
+    let forest = broadcast.forest(&Members { roots: &roots, receivers: &receivers, topology: &topology })?;
+    Ok((0..receivers.len()).filter(|receiver| forest.relayed(*receiver) > 0).count() as u32)
 }
 
 /// Makes the steps of a job last as long as processes are killed. Without kills it ends earlier, after the same steps.

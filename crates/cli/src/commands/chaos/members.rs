@@ -99,6 +99,7 @@ impl<'a> Members<'a> {
             last_lines: VecDeque::new(),
             output,
         };
+        // Relays are workers.
         let counts = [
             (Kind::Coordinator, 1),
             (Kind::Servers, cluster.servers),
@@ -153,7 +154,7 @@ impl<'a> Members<'a> {
                 command.args(["--listen", &self.aggregators[number as usize], "--seed", &seed]);
                 command.args(["--transport", &transport]);
             }
-            Kind::Workers => {
+            Kind::Workers | Kind::Relays => {
                 if self.setup.is_tags {
                     command.arg("chaos-process").arg(self.workspace.folder());
                 } else {
@@ -241,6 +242,12 @@ impl<'a> Members<'a> {
         true
     }
 
+    /// Whether this process runs.
+    pub(super) fn runs(&self, kind: Kind, number: u32) -> bool {
+        let is_it = |member: &&Member| (member.kind, member.number) == (kind, number);
+        self.members.iter().find(is_it).is_some_and(|member| member.state == State::Runs)
+    }
+
     /// Whether all processes of a kind run.
     pub(super) fn all_run(&self, kind: Option<Kind>) -> bool {
         let mut members = self.members.iter().filter(|member| kind.is_none_or(|kind| kind == member.kind));
@@ -293,7 +300,7 @@ impl<'a> Members<'a> {
 fn name(kind: Kind, number: u32) -> String {
     match kind {
         Kind::Servers => format!("server {number}"),
-        Kind::Workers => format!("worker {number}"),
+        Kind::Workers | Kind::Relays => format!("worker {number}"),
         Kind::Aggregators => format!("aggregator {number}"),
         Kind::Coordinator => "the coordinator".to_owned(),
     }

@@ -10,6 +10,7 @@ use crate::output::Output;
 use crate::training::{JobEnd, Message};
 use anyhow::{Context, Result, anyhow};
 use paramill_core::status::Status;
+use paramill_core::types::WorkerId;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -192,23 +193,45 @@ impl Run<'_> {
             && let Some(kill) = self.kills.pop_front()
         {
             let is_ahead = held.iter().any(|before: &Kill| before.kind == kill.kind);
-            let epoch = match kill.kind {
-                _ if is_ahead => None,
-                Kind::Servers if !looks => None,
-                Kind::Servers => self.replicated_epoch(),
-                _ => Some(0),
+            let is_killed = match kill.kind {
+                _ if is_ahead => false,
+                // Whether they may be killed is asked of the job.
+                Kind::Servers | Kind::Relays if !looks => false,
+                Kind::Servers => self.kill_server(&kill),
+                Kind::Relays => self.kill_relay(&kill),
+                kind => self.members.kill(kind, kill.number, kill.away),
             };
-            match epoch {
-                Some(epoch) if self.members.kill(kill.kind, kill.number, kill.away) => {
-                    *self.ended.kills.entry(kill.kind).or_default() += 1;
-                    if kill.kind == Kind::Servers {
-                        self.last_server = Some((Instant::now(), epoch));
-                    }
-                }
-                _ => held.push(kill),
+            match is_killed {
+                true => *self.ended.kills.entry(kill.kind).or_default() += 1,
+                false => held.push(kill),
             }
         }
         held.into_iter().rev().for_each(|kill| self.kills.push_front(kill));
+    }
+
+    fn kill_server(&mut self, kill: &Kill) -> bool {
+        let Some(epoch) = self.replicated_epoch() else { return false };
+        let is_killed = self.members.kill(Kind::Servers, kill.number, kill.away);
+        if is_killed {
+            self.last_server = Some((Instant::now(), epoch));
+        }
+        is_killed
+    }
+
+    /// Kills one of the workers that pass versions on to others now.
+    fn kill_relay(&mut self, kill: &Kill) -> bool {
+        let Some(status) = self.members.status() else { return false };
+        let is_relay = |worker: &WorkerId| {
+            let name = worker.to_string();
+            status.receivers.iter().any(|receiver| receiver.receiver == name && receiver.followers > 0)
+        };
+        let runs = |worker: &WorkerId| self.members.runs(Kind::Workers, worker.0);
+        let relays: Vec<WorkerId> = (0..self.setup.plan.cluster.workers)
+            .map(WorkerId)
+            .filter(|worker| is_relay(worker) && runs(worker))
+            .collect();
+        let Some(chosen) = (kill.number as usize).checked_rem(relays.len()) else { return false };
+        self.members.kill(Kind::Workers, relays[chosen].0, kill.away)
     }
 
     /// The plan's epoch, where a server may be killed: all of them run, and every shard has its copy. The status may be one of before

@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     Coordinator,
     /// Aggregators.
     Aggregators,
+    /// Workers that pass versions on to others at that moment (--broadcast).
+    Relays,
 }
 
 impl Kind {
@@ -33,6 +35,7 @@ impl Kind {
             Kind::Workers => "workers",
             Kind::Coordinator => "coordinator",
             Kind::Aggregators => "aggregators",
+            Kind::Relays => "relays",
         }
     }
 }
