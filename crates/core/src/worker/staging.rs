@@ -271,23 +271,32 @@ impl Staging {
         if !self.has_jumped {
             return Vec::new();
         }
-        let later = |chunk: &Chunk| {
-            let held = chunk.held.iter().map(|held| held.update.version);
-            chunk.has.into_iter().chain(held).find(|version| Some(*version) > self.version)
-        };
-        let all = || tables.iter().filter_map(LocalTable::staged).flat_map(|table| &table.chunks);
-        let Some(first) = all().filter_map(later).max() else { return Vec::new() };
+        let Some(next) = self.next_possible(tables) else { return Vec::new() };
         let mut stuck = Vec::new();
         for (index, local) in tables.iter().enumerate() {
             let Some(table) = local.staged() else { continue };
             for (stream, shard) in local.layout().shards().enumerate() {
                 let newest = table.of_stream(stream).map(Chunk::newest).min().flatten();
-                if let Some(newest) = newest.filter(|newest| *newest < first) {
+                if let Some(newest) = newest.filter(|newest| *newest < next) {
                     stuck.push((StreamId { table: index, shard }, newest));
                 }
             }
         }
         stuck
+    }
+
+    /// The first version after the one that the replicas are at which may still become whole: every chunk has it, or has not come to it.
+    fn next_possible(&self, tables: &Tables) -> Option<Clock> {
+        let chunks = tables.iter().filter_map(LocalTable::staged).flat_map(|table| &table.chunks);
+        let mut newest: Vec<Option<Clock>> = chunks.map(Chunk::newest).collect();
+        newest.sort_unstable();
+        let beyond_all = newest.last().copied().flatten()?.checked_add(1);
+        let later = self.having.iter().filter(|(version, _)| self.version < Some(**version));
+        let is_possible = |(version, count): &(&Clock, &usize)| {
+            let before = newest.partition_point(|newest| *newest < Some(**version));
+            before + **count >= self.chunks
+        };
+        later.into_iter().find(is_possible).map(|(version, _)| *version).or(beyond_all)
     }
 
     /// Counts against what they count.

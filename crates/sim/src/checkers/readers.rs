@@ -187,6 +187,25 @@ mod tests {
         (cluster, ran)
     }
 
+    /// Values are those of the moment when they leave. On a slow link no two chunks of a version have the same number then, and the sender must
+    /// go on all the same.
+    #[test]
+    fn a_reader_on_a_slow_link_has_the_last_version_though_it_found_no_other_whole() {
+        for (seed, step_ms) in (0..10).flat_map(|seed| [4, 6, 8, 12].map(|step_ms| (seed, step_ms))) {
+            let text = format!(
+                "seed = {seed}\nworkers = 1\nservers = 1\nreaders = 1\niterations = 60\nsync = 'asp'\nbroadcast = 'star'\nchunk = '96B'\ncolocated = true\n\
+                 [[tables]]\nname = 'w'\nshape = [103]\n[compute]\nstep_ms = {step_ms}\n\
+                 [network]\nlatency_us = 1500\njitter_us = 1000\nwindow_bytes = 337\n"
+            );
+            let mut cluster = Cluster::new(&Scenario::parse(&text).unwrap()).unwrap();
+            let mut checkers = Checkers::default();
+            checkers.add(Readers::new(&cluster));
+            let ran = cluster.run(Time::from_secs_f64(200.0), &mut checkers);
+            assert_eq!(ran.map_err(|violation| violation.to_string()), Ok(true), "seed {seed}, {step_ms} ms");
+            assert_eq!(checkers.at_end(&cluster), Ok(()), "seed {seed}, {step_ms} ms");
+        }
+    }
+
     #[test]
     fn readers_that_come_and_go_have_what_was_published() {
         for codec in ["none", "topk:0.2", "delta:dtype=bf16"] {
