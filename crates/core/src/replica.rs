@@ -490,7 +490,7 @@ impl Replica {
         serving.log.meet(number, copy);
         if let Some(has) = has.filter(|has| serving.log.can_resume(number, copy, *has)) {
             for frame in serving.log.resume(now, number, has) {
-                self.outputs.push_back(Output::Send { to, frame, priority: None });
+                self.outputs.push_back(Output::send(to, frame));
             }
             return Ok(welcome);
         }

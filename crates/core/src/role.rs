@@ -107,6 +107,18 @@ impl Priority {
     }
 }
 
+/// Which frames that wait another one may overtake.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Turn {
+    /// None.
+    #[default]
+    InOrder,
+    /// Those that this lets it.
+    Ranked(Priority),
+    /// None, and the next such frame takes its place as long as it waits: it says how things are, and old news would fill a slow connection.
+    Newest,
+}
+
 /// How much a line of the log matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
@@ -137,8 +149,8 @@ pub enum Output {
         to: ConnectionId,
         /// The frame.
         frame: Frame,
-        /// Which frames that wait it may overtake; none without.
-        priority: Option<Priority>,
+        /// Its place among frames that wait.
+        turn: Turn,
     },
     /// Close a connection once everything before this is sent.
     Disconnect {
@@ -175,7 +187,12 @@ pub enum Output {
 impl Output {
     /// Sends a frame that overtakes nothing.
     pub fn send(to: impl Into<ConnectionId>, frame: Frame) -> Output {
-        Output::Send { to: to.into(), frame, priority: None }
+        Output::Send { to: to.into(), frame, turn: Turn::InOrder }
+    }
+
+    /// Sends a frame that makes the one before of its kind out of date.
+    pub fn send_newest(to: impl Into<ConnectionId>, frame: Frame) -> Output {
+        Output::Send { to: to.into(), frame, turn: Turn::Newest }
     }
 }
 

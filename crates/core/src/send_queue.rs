@@ -3,8 +3,11 @@
 //! Frames leave in the order in which they were queued, but for those with a [`Priority`]: among these, tables that were created
 //! earlier go first. Nothing overtakes a frame without a priority, a frame of its own table, one of an earlier clock, or one of
 //! which bytes have left.
+//!
+//! A frame that the next of its kind makes out of date ([`Turn::Newest`]) is dropped when that one is queued, unless it is next: on a
+//! connection that takes less than is said, what has to be heard does not wait behind old news.
 
-use crate::role::{Frame, Priority};
+use crate::role::{Frame, Priority, Turn};
 use crate::types::{Clock, TableId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,6 +16,8 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct SendQueue {
     /// Leave first, in this order.
     fixed: VecDeque<Frame>,
+    /// Where the last frame is, among these, that the next of its kind makes out of date.
+    newest: Option<usize>,
     /// Leave after these: by era, then by table. Frames without a priority have `None`; the first of several in a row begins an era.
     ranked: BTreeMap<(u64, Option<TableId>), VecDeque<Frame>>,
     /// The last era. Frames of an era do not overtake those of the one before.
@@ -26,10 +31,14 @@ pub struct SendQueue {
 
 impl SendQueue {
     /// Queues a frame.
-    pub fn push(&mut self, frame: Frame, priority: Option<Priority>) {
+    pub fn push(&mut self, frame: Frame, turn: Turn) {
+        if turn == Turn::Newest {
+            self.drop_old_news();
+            self.newest = self.ranked.is_empty().then_some(self.fixed.len());
+        }
         self.len += 1;
         self.bytes += frame.memory_bytes();
-        let Some(Priority { clock, table }) = priority else {
+        let Turn::Ranked(Priority { clock, table }) = turn else {
             match self.ranked.last_entry() {
                 None => self.fixed.push_back(frame),
                 Some(mut last) if last.key().1.is_none() => last.get_mut().push_back(frame),
@@ -47,10 +56,23 @@ impl SendQueue {
         self.ranked.entry((self.era, Some(table))).or_default().push_back(frame);
     }
 
+    /// Drops the frame that is out of date. Bytes of the first one may have left.
+    fn drop_old_news(&mut self) {
+        if let Some(at) = self.newest.filter(|at| *at > 0)
+            && let Some(old) = self.fixed.remove(at)
+        {
+            self.len -= 1;
+            self.bytes -= old.memory_bytes();
+        }
+    }
+
     /// Takes the next frame out.
     pub fn pop(&mut self) -> Option<Frame> {
         let frame = match self.fixed.pop_front() {
-            Some(frame) => frame,
+            Some(frame) => {
+                self.newest = self.newest.and_then(|at| at.checked_sub(1));
+                frame
+            }
             None => {
                 let mut first = self.ranked.first_entry()?;
                 let frame = first.get_mut().pop_front();
@@ -114,6 +136,7 @@ impl SendQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::Turn::{InOrder, Newest};
     use super::*;
     use crate::role::Body;
     use crate::wire::{Header, Kind};
@@ -123,13 +146,13 @@ mod tests {
         Frame { header: Header { request, ..Header::new(Kind::Push) }, body: Body::Bytes(vec![0; 10]) }
     }
 
-    fn of(clock: Clock, table: u32) -> Option<Priority> {
-        Some(Priority { clock, table: TableId(table) })
+    fn of(clock: Clock, table: u32) -> Turn {
+        Turn::Ranked(Priority { clock, table: TableId(table) })
     }
 
-    fn queue(frames: &[Option<Priority>]) -> SendQueue {
+    fn queue(frames: &[Turn]) -> SendQueue {
         let mut queue = SendQueue::default();
-        (0..).zip(frames).for_each(|(number, priority)| queue.push(frame(number), *priority));
+        (0..).zip(frames).for_each(|(number, turn)| queue.push(frame(number), *turn));
         queue
     }
 
@@ -149,10 +172,25 @@ mod tests {
 
     #[test]
     fn nothing_overtakes_a_frame_without_a_priority() {
-        let mut waiting = queue(&[None, of(0, 2), None, None, of(0, 3), of(0, 1), None, of(0, 0)]);
+        let mut waiting =
+            queue(&[InOrder, of(0, 2), InOrder, InOrder, of(0, 3), of(0, 1), InOrder, of(0, 0)]);
         assert_eq!(drain(&mut waiting), [0, 1, 2, 3, 5, 4, 6, 7]);
-        let mut plain = queue(&[None; 4]);
+        let mut plain = queue(&[InOrder; 4]);
         assert_eq!(drain(&mut plain), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn old_news_makes_way_for_new_unless_it_is_next() {
+        let mut waiting = queue(&[Newest, InOrder, Newest, InOrder, Newest]);
+        // Bytes of the first may have left.
+        assert_eq!(drain(&mut waiting), [0, 1, 3, 4]);
+        let mut waiting = queue(&[InOrder, Newest, InOrder]);
+        waiting.remove(1);
+        waiting.push(frame(3), Newest);
+        assert_eq!(drain(&mut waiting), [1, 2, 3]);
+        // Behind frames with a priority it stays: they are not in one row.
+        let mut waiting = queue(&[Newest, of(0, 1), Newest, Newest]);
+        assert_eq!(drain(&mut waiting), [0, 1, 2, 3]);
     }
 
     #[test]
@@ -176,7 +214,7 @@ mod tests {
 
     #[test]
     fn frames_are_counted_with_their_memory() {
-        let mut waiting = queue(&[None, of(0, 1), of(0, 0)]);
+        let mut waiting = queue(&[InOrder, of(0, 1), of(0, 0)]);
         assert_eq!((waiting.len(), waiting.bytes()), (3, 3 * frame(0).memory_bytes()));
         waiting.remove(2);
         assert_eq!((waiting.len(), waiting.bytes()), (1, frame(0).memory_bytes()));

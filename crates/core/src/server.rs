@@ -838,7 +838,7 @@ impl Shard {
             report.tables.clear();
             message = frame(Kind::Control, &Control::ShardReport(Box::new(report)));
         }
-        self.outputs.push_back(Output::send(NodeId::Coordinator, message));
+        self.outputs.push_back(Output::send_newest(NodeId::Coordinator, message));
     }
 
     fn tell_coordinator(&mut self, message: &Control) {

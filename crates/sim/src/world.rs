@@ -36,7 +36,7 @@ use node::{Node, Rebirth, STORING, Starter, label};
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
-use paramill_core::role::{Body, Frame, Lost, Output, Priority, Role};
+use paramill_core::role::{Body, Frame, Lost, Output, Role, Turn};
 use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::Header;
 use payload::{Copies, Payload};
@@ -368,7 +368,7 @@ impl<R: Role + 'static> World<R> {
         let Some((index, connection)) = self.between(from, to).next() else { return false };
         let side = self.connections[connection].other_side(index);
         let End { name, .. } = self.connections[connection].ends[1 - side];
-        self.queue_frame(index, name, frame, None);
+        self.queue_frame(index, name, frame, Turn::InOrder);
         // It is sent with what the role says at its next event.
         self.set_timer(index, self.now);
         true
@@ -683,7 +683,7 @@ impl<R: Role + 'static> World<R> {
         let mut stop = None;
         while let Some(output) = self.nodes[index].role.poll_output() {
             match output {
-                Output::Send { to, frame, priority } => self.queue_frame(index, to, frame, priority),
+                Output::Send { to, frame, turn } => self.queue_frame(index, to, frame, turn),
                 Output::Connect { connection, address } => {
                     connecting::dial(self, index, connection, &address)
                 }
@@ -806,13 +806,13 @@ impl<R: Role + 'static> World<R> {
     }
 
     /// Puts a frame among those that wait. Without a connection it is dropped, as the contract of roles says.
-    fn queue_frame(&mut self, index: usize, to: ConnectionId, frame: Frame, priority: Option<Priority>) {
+    fn queue_frame(&mut self, index: usize, to: ConnectionId, frame: Frame, turn: Turn) {
         let Some(&connection) = self.nodes[index].connections.get(&to) else { return };
         if !self.connections[connection].is_open {
             return;
         }
         let side = self.connections[connection].other_side(index);
-        self.connections[connection].channels[side].queue(frame, priority);
+        self.connections[connection].channels[side].queue(frame, turn);
         if self.dirty.last() != Some(&(connection, side)) {
             self.dirty.push((connection, side));
         }

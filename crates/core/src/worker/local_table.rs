@@ -255,11 +255,9 @@ impl LocalTable {
         self.replica.as_ref()?.version(self.layout.index_of(shard)?)
     }
 
-    /// Whether the replica has of a shard what an iteration needs; at once: whether it has anything.
-    pub(super) fn replica_has(&self, shard: ShardId, clock: Clock, at_once: bool) -> bool {
-        let version = self.replica_version(shard);
-        let needed = self.models.version_needed(clock);
-        version.is_some_and(|version| at_once || version >= needed)
+    /// Whether the replica has of a shard what an iteration needs.
+    pub(super) fn replica_has(&self, shard: ShardId, clock: Clock) -> bool {
+        self.replica_version(shard).is_some_and(|version| version >= self.models.version_needed(clock))
     }
 
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.

@@ -141,7 +141,7 @@ pub(super) struct Context<'a> {
     pub(super) epoch: u32,
     pub(super) scheduler: &'a Scheduler,
     pub(super) layout: &'a Layout,
-    /// No parameters are asked for: they are broadcast.
+    /// No parameters are asked for, but at once: they are broadcast.
     pub(super) is_broadcast: bool,
 }
 
@@ -398,7 +398,7 @@ impl Request {
     /// Hands everything that the server does not have yet to `send`.
     pub(super) fn frames(&mut self, context: &Context<'_>, send: &mut impl FnMut(Frame)) {
         let Context { id, epoch, scheduler, layout, is_broadcast } = *context;
-        if is_broadcast && !self.must_be_sent() {
+        if is_broadcast && !self.must_be_sent() && self.is_conditional() {
             return;
         }
         self.received = 0;
@@ -502,14 +502,14 @@ impl Request {
         self.is_late
     }
 
-    /// Whether a table's replica has the parameters that are wanted.
+    /// Whether a table's replica has the parameters that are wanted. It does not know what its shard has by now: that is asked for.
     pub(super) fn is_answered_by(&self, table: &LocalTable) -> bool {
-        let (clock, at_once) = match self.kind {
-            RequestKind::Init { .. } => return false,
-            RequestKind::Push { .. } => (self.clock + 1, false),
-            RequestKind::Pull { now, .. } => (self.clock, now),
+        let clock = match self.kind {
+            RequestKind::Init { .. } | RequestKind::Pull { now: true, .. } => return false,
+            RequestKind::Push { .. } => self.clock + 1,
+            RequestKind::Pull { now: false, .. } => self.clock,
         };
-        self.wants_params() && table.replica_has(self.shard, clock, at_once)
+        self.wants_params() && table.replica_has(self.shard, clock)
     }
 
     /// Puts a replica's values of the shard where the answer belongs; `rows` is the memory for single ones, and empty when the ticket

@@ -5,7 +5,7 @@ use crate::address::{Addresses, CoreAddresses};
 use crate::checkpoint;
 use crate::limits;
 use crate::link::Link;
-use crate::role::{Frame, Level, Lost, Outbox, Output, Priority};
+use crate::role::{Frame, Level, Lost, Outbox, Output, Priority, Turn};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, Refusal, ServedShard, Standing, Welcome};
@@ -470,9 +470,10 @@ impl Session {
     /// Sends a frame of a request. It may overtake others on its way to a shard; an aggregator adds up in the order of arrival.
     pub(super) fn send_request(&mut self, to: ConnectionId, frame: Frame, is_prioritized: bool) {
         let is_direct = matches!(to, ConnectionId::Node(_));
-        let priority = (is_prioritized && is_direct).then(|| Priority::of(&frame.header));
+        let is_ranked = is_prioritized && is_direct;
+        let turn = if is_ranked { Turn::Ranked(Priority::of(&frame.header)) } else { Turn::InOrder };
         let lane = self.lane_of(to);
-        self.outputs[lane].push_back(Output::Send { to, frame, priority });
+        self.outputs[lane].push_back(Output::Send { to, frame, turn });
     }
 
     /// The loop of a connection.

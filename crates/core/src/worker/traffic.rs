@@ -524,7 +524,8 @@ impl Traffic {
         if let Some((block, rule)) = request.partial_block() {
             self.partial_pulls.expect(now, request.iteration(), block, rule);
         }
-        let is_awaited = request.wants_params() && self.tables[table].is_broadcast();
+        let is_awaited =
+            request.wants_params() && request.is_conditional() && self.tables[table].is_broadcast();
         let id = self.requests.insert(request);
         if is_awaited {
             self.awaited.entry(StreamId { table, shard }).or_default().push(id);
@@ -872,7 +873,7 @@ impl Traffic {
                 return true;
             }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
-            is_answered |= request.is_conditional();
+            is_answered = true;
             request.take_replica(local, rows);
             local.keeping().note_rows(request.iteration(), request.rows(), rows);
             let version = request.iteration();

@@ -5,7 +5,7 @@ use super::{EventLoop, FAREWELL, FIRST_LANE, HANDSHAKE_DEADLINE, Late, Named, Ro
 use crate::clock;
 use crate::transport::carrier::Flushed;
 use paramill_core::fault::{Delay, Fate};
-use paramill_core::role::{Body, Frame, Lost, Output, Priority, Role};
+use paramill_core::role::{Body, Frame, Lost, Output, Role, Turn};
 use paramill_core::types::{ConnectionId, Time};
 use rustix::event::epoll;
 use std::io;
@@ -29,7 +29,7 @@ impl<C: RoleCell> EventLoop<C> {
         for output in outputs.drain(..) {
             match output {
                 Output::Connect { connection, address } => self.connect(connection, &address),
-                Output::Send { to, frame, priority } => self.send(to, frame, priority),
+                Output::Send { to, frame, turn } => self.send(to, frame, turn),
                 Output::Disconnect { connection } => self.disconnect(connection),
                 Output::Abandon { connection } => {
                     if let Some(Named { key, .. }) = self.names.remove(&connection) {
@@ -72,7 +72,7 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Sends a frame, unless a fault says otherwise.
-    pub(super) fn send(&mut self, to: ConnectionId, frame: Frame, priority: Option<Priority>) {
+    pub(super) fn send(&mut self, to: ConnectionId, frame: Frame, turn: Turn) {
         let key = match self.last_sent {
             Some((name, key)) if name == to => key,
             _ => {
@@ -82,9 +82,9 @@ impl<C: RoleCell> EventLoop<C> {
             }
         };
         if self.injected.is_idle() {
-            return self.dispatch(key, frame, priority);
+            return self.dispatch(key, frame, turn);
         }
-        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(key, frame, priority) };
+        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(key, frame, turn) };
         let now = clock::now();
         // Frames that are due leave before this one, which may be meant to follow them.
         self.send_late(now);
@@ -95,7 +95,7 @@ impl<C: RoleCell> EventLoop<C> {
         };
         let Some(connection) = self.connections.get_mut(&key) else { return };
         let leaves = connection.hold(now, delay.connection) + delay.answer;
-        if leaves > now { self.make_late(leaves, key, frame) } else { self.dispatch(key, frame, priority) }
+        if leaves > now { self.make_late(leaves, key, frame) } else { self.dispatch(key, frame, turn) }
     }
 
     /// Keeps a frame, with its bytes as they are now, until it is time.
@@ -118,7 +118,7 @@ impl<C: RoleCell> EventLoop<C> {
         {
             let Late { key, frame } = entry.remove();
             // It has waited for its turn already.
-            self.dispatch(key, frame, None);
+            self.dispatch(key, frame, Turn::InOrder);
             // A connection that closes waits for the frames that are held back.
             if self.connections.get(&key).is_some_and(|connection| connection.closing.is_some()) {
                 self.mark_dirty(key);
@@ -138,9 +138,9 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
-    pub(super) fn dispatch(&mut self, key: u64, frame: Frame, priority: Option<Priority>) {
+    pub(super) fn dispatch(&mut self, key: u64, frame: Frame, turn: Turn) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        connection.carrier.queue(frame, priority);
+        connection.carrier.queue(frame, turn);
         if !std::mem::replace(&mut connection.dirty, true) {
             self.dirty.push(key);
         }

@@ -2,7 +2,7 @@
 
 use crate::waker::Watched;
 use paramill_core::landing::{Destination, Landing};
-use paramill_core::role::{Frame, Priority, Role};
+use paramill_core::role::{Frame, Role, Turn};
 use paramill_core::types::Time;
 use paramill_core::wire::{Header, WireError};
 use std::io;
@@ -16,12 +16,12 @@ pub(crate) type Take<'a> = dyn FnMut(&Header, Option<&[u8]>) -> bool + 'a;
 
 /// One connection's way for frames. Nine methods are required, and one of [`Watched`].
 ///
-/// Frames MUST arrive whole, once and in the order in which they were queued, but for those that a [`Priority`] lets overtake others
+/// Frames MUST arrive whole, once and in the order in which they were queued, but for those that a [`Turn`] lets overtake others
 /// ([`SendQueue`](paramill_core::send_queue::SendQueue)), or an error be returned. A frame that waits is kept by
 /// reference: the bytes of one that a role stores are read in [`Carrier::flush`], after its header was refreshed.
 pub(crate) trait Carrier: Watched {
-    /// Queues a frame. A carrier MAY send it in turn, whatever its priority.
-    fn queue(&mut self, frame: Frame, priority: Option<Priority>);
+    /// Queues a frame. A carrier MAY send it in order, whatever its turn.
+    fn queue(&mut self, frame: Frame, turn: Turn);
 
     /// Sends as much as the peer has room for, and no more than is fair to other connections. `role` finds payloads that it stores
     /// itself. When `more` is about to come, a carrier MAY let little wait for it.

@@ -16,7 +16,7 @@ use super::queue::{is_congested, write_in_turns};
 use crate::waker::Watched;
 use gathering::Gatherer;
 use landing::Lander;
-use paramill_core::role::{Frame, Priority, Role};
+use paramill_core::role::{Frame, Role, Turn};
 use paramill_core::send_queue::SendQueue;
 use paramill_core::types::Time;
 use receiving::RECEIVE_BYTES;
@@ -71,8 +71,8 @@ impl<P: Pipe> Watched for StreamCarrier<P> {
 }
 
 impl<P: Pipe> Carrier for StreamCarrier<P> {
-    fn queue(&mut self, frame: Frame, priority: Option<Priority>) {
-        self.queue.push(frame, priority);
+    fn queue(&mut self, frame: Frame, turn: Turn) {
+        self.queue.push(frame, turn);
     }
 
     fn flush(&mut self, role: Option<&dyn Role>, _more: bool) -> io::Result<Flushed> {

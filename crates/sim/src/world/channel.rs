@@ -3,7 +3,7 @@
 use super::payload::Payload;
 use paramill_core::limits;
 use paramill_core::prng::Prng;
-use paramill_core::role::{Frame, Priority};
+use paramill_core::role::{Frame, Turn};
 use paramill_core::send_queue::SendQueue;
 use paramill_core::types::{TableId, Time};
 use paramill_core::wire::{Flags, HEADER_BYTES, Header, Kind, padded};
@@ -73,8 +73,8 @@ impl Channel {
     }
 
     /// Queues a frame.
-    pub(super) fn queue(&mut self, frame: Frame, priority: Option<Priority>) {
-        self.waiting.push(frame, priority);
+    pub(super) fn queue(&mut self, frame: Frame, turn: Turn) {
+        self.waiting.push(frame, turn);
     }
 
     /// Closes the channel behind the frames that wait.

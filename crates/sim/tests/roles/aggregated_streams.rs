@@ -223,10 +223,8 @@ fn under_asp_replicas_are_what_was_published() {
         }
         let now = bench.now();
         for worker in ALL {
-            let ticket = bench
-                .worker_mut(worker)
-                .pull(now, W, PullOptions { rows: None, now: true })
-                .expect("it has started");
+            let ticket =
+                bench.worker_mut(worker).pull(now, W, PullOptions::default()).expect("it has started");
             assert_eq!(bench.outcome(worker, ticket), Some(Ok(())));
         }
         assert_all_hold_what_was_published(&bench, &ALL);

@@ -78,6 +78,49 @@ fn everybody_gets_every_version_and_nobody_pulls() {
     }
 }
 
+/// A worker whose push is acknowledged reads it, also where the version that has it is still on its way, and where the codec has left
+/// some of it out.
+#[test]
+fn a_pull_at_once_brings_what_the_shards_have_whatever_the_replica_has() {
+    for (tree, codec) in all(&["none", "topk:0.2", "f16"]) {
+        for spec in [TableSpec::dense("w", [ELEMENTS as u64]), TableSpec::sparse("w", ELEMENTS as u64, 1)] {
+            let mut config = broadcast(3, 2, "bsp", tree);
+            config.policy = config.policy.with(Axis::AnswerCodec, codec);
+            let mut bench = Bench::new(config, 1);
+            let is_sparse = spec.rows;
+            bench.start(&[(spec, vec![0.0; ELEMENTS])]);
+            let (reader, rows): (_, Vec<u32>) = (bench.worker_node(2), (0..ELEMENTS as u32).collect());
+            for worker in 0..3 {
+                let (now, values) = (bench.now(), [2.0; ELEMENTS]);
+                let gradient = match is_sparse {
+                    true => Gradient::Rows { rows: &rows, values: &values },
+                    false => Gradient::Dense(&values),
+                };
+                bench.worker_mut(worker).push(now, W, gradient, false).expect("it fits");
+                bench.worker_mut(worker).clock();
+                if worker == 2 {
+                    // Versions do not come to the reader.
+                    let others: Vec<_> = [0, 1]
+                        .iter()
+                        .flat_map(|of| [bench.worker_node(*of), bench.shard_node(*of)])
+                        .collect();
+                    others.iter().for_each(|other| bench.world.hold(*other, reader));
+                }
+                bench.run();
+            }
+            let now = bench.now();
+            let options = PullOptions { rows: None, now: true };
+            let ticket = bench.worker_mut(2).pull(now, W, options).expect("a pull");
+            assert_eq!(bench.outcome(2, ticket), None);
+            bench.thaw();
+            assert_eq!(bench.outcome(2, ticket), Some(Ok(())), "{}", bench.explain(2, ticket));
+            let rows = bench.worker_mut(2).redeem(ticket);
+            let read = if is_sparse { rows } else { bench.worker(2).values(W).to_vec() };
+            assert_eq!(read, [-2.0; ELEMENTS], "{tree}, {codec}");
+        }
+    }
+}
+
 /// What a codec leaves out of a version stays on the server, once, and goes with a later one.
 #[test]
 fn what_a_codec_makes_of_a_version_is_what_everybody_has_and_the_server_too() {
@@ -167,8 +210,7 @@ fn a_worker_blocks_when_its_clock_is_too_far_ahead_of_its_version() {
     assert_eq!(bench.published(W, ELEMENTS)[0], -2.0);
     for worker in 0..2 {
         let now = bench.now();
-        let options = PullOptions { rows: None, now: true };
-        let ticket = bench.worker_mut(worker).pull(now, W, options).expect("it is dense");
+        let ticket = bench.worker_mut(worker).pull(now, W, PullOptions::default()).expect("it is dense");
         assert_eq!(bench.outcome(worker, ticket), Some(Ok(())));
     }
     assert_all_hold_what_servers_published(&bench, 2);
@@ -333,8 +375,7 @@ fn a_relay_that_passes_nothing_on_is_gone_around_under_asp_too() {
     bench.pass(1.0);
     for worker in 0..3 {
         let now = bench.now();
-        let options = PullOptions { rows: None, now: true };
-        let ticket = bench.worker_mut(worker).pull(now, W, options).expect("it is dense");
+        let ticket = bench.worker_mut(worker).pull(now, W, PullOptions::default()).expect("it is dense");
         assert_eq!(bench.outcome(worker, ticket), Some(Ok(())));
     }
     assert_all_hold_what_servers_published(&bench, 3);

@@ -45,15 +45,15 @@ fn iterate(bench: &mut Bench, worker: usize, rows: &[u32], value: f32) -> Ticket
     let gradient = Gradient::Rows { rows, values: &values };
     bench.worker_mut(worker).push(now, W, gradient, false).expect("it fits");
     bench.worker_mut(worker).clock();
-    let ticket = pull(bench, worker, false);
+    let ticket = pull(bench, worker);
     bench.run();
     ticket
 }
 
 /// A worker asks for all rows.
-fn pull(bench: &mut Bench, worker: usize, at_once: bool) -> Ticket {
+fn pull(bench: &mut Bench, worker: usize) -> Ticket {
     let rows: Vec<u32> = (0..ROWS).collect();
-    let (now, options) = (bench.now(), PullOptions { rows: Some(&rows), now: at_once });
+    let (now, options) = (bench.now(), PullOptions { rows: Some(&rows), now: false });
     bench.worker_mut(worker).pull(now, W, options).expect("they are rows of it")
 }
 
@@ -207,7 +207,7 @@ fn a_worker_blocks_when_its_clock_is_too_far_ahead_of_its_version() {
     let slow = iterate(&mut bench, 1, &[0], 1.0);
     assert_eq!((bench.outcome(1, slow), bench.outcome(0, ahead[2])), (Some(Ok(())), Some(Ok(()))));
     for worker in 0..2 {
-        let ticket = pull(&mut bench, worker, true);
+        let ticket = pull(&mut bench, worker);
         assert_eq!(brought(&mut bench, worker, ticket), bench.published(W, ELEMENTS));
     }
 }
@@ -312,7 +312,7 @@ fn under_asp_replicas_are_what_was_published() {
             brought(&mut bench, 1, ticket);
         }
         for worker in 0..2 {
-            let ticket = pull(&mut bench, worker, true);
+            let ticket = pull(&mut bench, worker);
             assert_eq!(brought(&mut bench, worker, ticket), bench.published(W, ELEMENTS), "{codec}");
         }
     }

@@ -101,7 +101,7 @@ impl Flow {
     fn replica(&self, bench: &mut Bench, worker: usize) -> Vec<f32> {
         let all: Vec<u32> = (0..self.rows as u32).collect();
         let (now, rows) = (bench.now(), self.is_sparse.then_some(&all[..]));
-        let ticket = bench.worker_mut(worker).pull(now, W, PullOptions { rows, now: true }).expect("a pull");
+        let ticket = bench.worker_mut(worker).pull(now, W, PullOptions { rows, now: false }).expect("a pull");
         assert_eq!(bench.outcome(worker, ticket), Some(Ok(())));
         let rows = bench.worker_mut(worker).redeem(ticket);
         if self.is_sparse { rows } else { bench.worker(worker).values(W).to_vec() }

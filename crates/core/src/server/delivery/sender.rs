@@ -2,7 +2,7 @@
 
 use super::pulls::PendingPull;
 use crate::limits;
-use crate::role::{Body, Frame, Outbox, Output, Priority};
+use crate::role::{Body, Frame, Outbox, Output, Priority, Turn};
 use crate::server::table_shard::{ChunkAnswer, TableShard};
 use crate::store::Place;
 use crate::types::{Clock, NodeId, TableId, WorkerId};
@@ -146,8 +146,8 @@ impl Sender<'_> {
         *self.bytes += u64::from(frame.header.payload_bytes);
         // An aggregator passes answers on in the order in which they come.
         let is_prioritized = self.table.is_prioritized() && matches!(to, NodeId::Worker(_));
-        let priority = is_prioritized.then(|| Priority::of(&frame.header));
-        self.frames.push_back(Output::Send { to: to.into(), frame, priority });
+        let turn = if is_prioritized { Turn::Ranked(Priority::of(&frame.header)) } else { Turn::InOrder };
+        self.frames.push_back(Output::Send { to: to.into(), frame, turn });
     }
 }
 

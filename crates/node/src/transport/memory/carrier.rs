@@ -5,7 +5,7 @@ use crate::transport::carrier::{Ask, Carrier, Flushed, Peer, ReceiveError, Take}
 use crate::transport::queue::{is_congested, payload_of, refresh, write_in_turns};
 use crate::transport::stream::{Ahead, Received, check_length, out_of_place};
 use crate::waker::{Doorbell, Watched};
-use paramill_core::role::{Body, Frame, Priority, Role};
+use paramill_core::role::{Body, Frame, Role, Turn};
 use paramill_core::send_queue::SendQueue;
 use paramill_core::wire::{Flags, Header, Kind};
 use std::collections::VecDeque;
@@ -58,8 +58,8 @@ impl Watched for MemoryCarrier {
 }
 
 impl Carrier for MemoryCarrier {
-    fn queue(&mut self, frame: Frame, priority: Option<Priority>) {
-        self.queue.push(frame, priority);
+    fn queue(&mut self, frame: Frame, turn: Turn) {
+        self.queue.push(frame, turn);
     }
 
     fn flush(&mut self, role: Option<&dyn Role>, _more: bool) -> io::Result<Flushed> {

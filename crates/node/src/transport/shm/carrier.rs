@@ -5,7 +5,7 @@ use crate::transport::carrier::{Ask, Carrier, Flushed, Peer, ReceiveError, Take}
 use crate::transport::queue::{is_congested, padding, payload_of, refresh, write_in_turns};
 use crate::transport::stream::{Ahead, Elsewhere, Nowhere, ReceiveBuffer};
 use crate::waker::Watched;
-use paramill_core::role::{Frame, Priority, Role};
+use paramill_core::role::{Frame, Role, Turn};
 use paramill_core::send_queue::SendQueue;
 use paramill_core::wire::{DESCRIPTOR_BYTES, Flags, HEADER_BYTES, Header};
 use std::io::{self, Write};
@@ -103,8 +103,8 @@ impl Watched for ShmCarrier {
 }
 
 impl Carrier for ShmCarrier {
-    fn queue(&mut self, frame: Frame, priority: Option<Priority>) {
-        self.queue.push(frame, priority);
+    fn queue(&mut self, frame: Frame, turn: Turn) {
+        self.queue.push(frame, turn);
     }
 
     /// Each write wakes a process, which has little to do with a few descriptors.
