@@ -6,7 +6,7 @@ use crate::clock;
 use crate::transport::Dialled;
 use crate::transport::carrier::Carrier;
 use crate::transport::resolver::Answer;
-use paramill_core::role::{Lost, Role};
+use paramill_core::role::{Lost, Role, Turn};
 use paramill_core::types::{ConnectionId, Time};
 use paramill_core::wire::Kind;
 use paramill_core::wire::control::frame;
@@ -125,7 +125,7 @@ impl<C: RoleCell> EventLoop<C> {
         match connection.carrier.take_error() {
             Ok(None) => {
                 let hello = self.cell.with(|role| role.hello(name));
-                connection.carrier.queue(frame(Kind::Hello, &hello), None);
+                connection.carrier.queue(frame(Kind::Hello, &hello), Turn::InOrder);
                 let deadline = clock::now() + HANDSHAKE_DEADLINE;
                 connection.state = State::AwaitWelcome { name, deadline };
             }

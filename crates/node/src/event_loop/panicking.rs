@@ -1,7 +1,7 @@
 //! The end of a loop that panicked: its error, and what its peers are told.
 
 use super::{EventLoop, FAREWELL, RoleCell};
-use paramill_core::role::{Frame, Role};
+use paramill_core::role::{Frame, Role, Turn};
 use paramill_core::types::{ConnectionId, NodeId};
 use paramill_core::wire::control::{frame, sentence};
 use paramill_core::wire::{Control, Kind};
@@ -51,7 +51,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// is broken.
     fn tell(&mut self, key: u64, frame: Frame) -> bool {
         let Some(connection) = self.connections.get_mut(&key) else { return false };
-        connection.carrier.queue(frame, None);
+        connection.carrier.queue(frame, Turn::InOrder);
         connection.carrier.flush(None, false).is_ok()
     }
 }

@@ -8,7 +8,7 @@ use crate::log::Level;
 use crate::transport::carrier::{Peer, ReceiveError};
 use paramill_core::landing::Landing;
 use paramill_core::limits;
-use paramill_core::role::{Lost, Role};
+use paramill_core::role::{Lost, Role, Turn};
 use paramill_core::types::{ConnectionId, NodeId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Cause, Fault, Header, Kind, Refusal, WireError};
@@ -186,7 +186,7 @@ impl<C: RoleCell> EventLoop<C> {
         };
         let has_reply = reply.is_some();
         if let Some(reply) = reply {
-            carrier.queue(reply, None);
+            carrier.queue(reply, Turn::InOrder);
         }
         match opened {
             Some((ConnectionId::Node(NodeId::Admin(_)), _)) => carrier.let_in(Peer::Command),

@@ -9,7 +9,7 @@ use crate::transport::tcp::{self, options::SocketOptions};
 use crate::waker::{Doorbell, Waker};
 use paramill_core::lease::Lease;
 use paramill_core::limits;
-use paramill_core::role::{Body, Lost, Output};
+use paramill_core::role::{Body, Lost, Output, Turn};
 use paramill_core::store::{Allocate, Buffer};
 use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::{Hello, Kind, Refusal, Welcome};
@@ -263,7 +263,7 @@ fn frames_of_every_kind_arrive_whole_and_in_order_in_both_directions() {
                     _ => (len, value),
                 };
                 expected.push((request, version, len, if len == 0 { 0 } else { value }));
-                sender.carrier.queue(frame(request, body), None);
+                sender.carrier.queue(frame(request, body), Turn::InOrder);
             }
             assert!(!sender.carrier.is_silent());
             // What a role stores is read when it is sent, not when it is queued.
@@ -290,7 +290,8 @@ fn frames_of_every_kind_arrive_whole_and_in_order_in_both_directions() {
 fn frames_that_were_enough_for_now_are_handled_later() {
     for way in Way::all() {
         let (mut near, mut far) = way.connect();
-        (0..10).for_each(|request| near.carrier.queue(frame(request, Body::Bytes(vec![1; 100])), None));
+        (0..10)
+            .for_each(|request| near.carrier.queue(frame(request, Body::Bytes(vec![1; 100])), Turn::InOrder));
         assert_eq!(near.carrier.flush(None, false).unwrap(), Flushed::Done);
         let mut seen = Vec::new();
         far.wait_for(PollFlags::IN);
@@ -309,7 +310,7 @@ fn a_peer_that_takes_nothing_is_waited_for_and_makes_a_carrier_congested() {
         let (mut near, mut far) = way.connect();
         let (megabyte, mut queued) = (1 << 20, 0);
         while !near.carrier.is_congested() {
-            near.carrier.queue(frame(queued, Body::Bytes(vec![5; megabyte])), None);
+            near.carrier.queue(frame(queued, Body::Bytes(vec![5; megabyte])), Turn::InOrder);
             queued += 1;
             while near.carrier.flush(None, false).unwrap() == Flushed::Enough {}
             // A megabyte is in the carrier or on its way; sockets have buffers, too.
@@ -342,7 +343,7 @@ fn a_command_is_congested_by_what_it_has_not_taken() {
         let (mut near, _far) = way.connect();
         near.carrier.let_in(Peer::Command);
         assert!(!near.carrier.is_congested(), "{}", way.name);
-        near.carrier.queue(frame(0, Body::Empty), None);
+        near.carrier.queue(frame(0, Body::Empty), Turn::InOrder);
         assert!(near.carrier.is_congested(), "{}", way.name);
         assert_eq!(near.carrier.flush(None, false).unwrap(), Flushed::Done);
         assert!(!near.carrier.is_congested(), "{}", way.name);
@@ -353,8 +354,8 @@ fn a_command_is_congested_by_what_it_has_not_taken() {
 fn a_payload_beyond_the_limit_is_an_error() {
     for way in Way::all() {
         let (mut near, mut far) = way.connect();
-        near.carrier.queue(frame(0, Body::Bytes(vec![1; 100])), None);
-        near.carrier.queue(frame(1, Body::Bytes(vec![1; 101])), None);
+        near.carrier.queue(frame(0, Body::Bytes(vec![1; 100])), Turn::InOrder);
+        near.carrier.queue(frame(1, Body::Bytes(vec![1; 101])), Turn::InOrder);
         near.carrier.flush(None, false).unwrap();
         far.wait_for(PollFlags::IN);
         far.carrier.receive(None).unwrap();
@@ -375,7 +376,9 @@ fn last_words_arrive_before_the_end() {
     for way in Way::all() {
         for is_dropped in [false, true] {
             let (mut near, mut far) = way.connect();
-            (0..20).for_each(|request| near.carrier.queue(frame(request, Body::Bytes(vec![3; 1000])), None));
+            (0..20).for_each(|request| {
+                near.carrier.queue(frame(request, Body::Bytes(vec![3; 1000])), Turn::InOrder)
+            });
             assert_eq!(near.carrier.flush(None, false).unwrap(), Flushed::Done);
             let kept = if is_dropped {
                 drop(near);
@@ -389,13 +392,13 @@ fn last_words_arrive_before_the_end() {
             assert_eq!((seen.len(), error.to_string().as_str()), (20, "the peer closed"), "{}", way.name);
             // Who hung up still hears the other end.
             if let Some(mut near) = kept {
-                far.carrier.queue(frame(0, Body::Bytes(vec![4; 1000])), None);
+                far.carrier.queue(frame(0, Body::Bytes(vec![4; 1000])), Turn::InOrder);
                 assert_eq!(far.carrier.flush(None, false).unwrap(), Flushed::Done, "{}", way.name);
                 drop(far);
                 seen.clear();
                 near.take_to_the_end(&mut seen);
                 assert_eq!(seen, [(0, 0, 1000, 4)], "{}", way.name);
-                near.carrier.queue(frame(1, Body::Empty), None);
+                near.carrier.queue(frame(1, Body::Empty), Turn::InOrder);
                 assert!(near.carrier.flush(None, false).is_err(), "{}", way.name);
             }
         }
@@ -411,7 +414,7 @@ fn sending_to_a_peer_that_is_gone_fails() {
         while near
             .carrier
             .flush(None, false)
-            .inspect(|_| near.carrier.queue(frame(0, Body::Bytes(vec![0; 1000])), None))
+            .inspect(|_| near.carrier.queue(frame(0, Body::Bytes(vec![0; 1000])), Turn::InOrder))
             .is_ok()
         {
             assert!(began.elapsed() < TIMEOUT, "{}", way.name);

@@ -6,7 +6,7 @@ use crate::transport::carrier::tests::{push, take};
 use crate::transport::stream::HANDLE_BYTES;
 use paramill_core::lease::Lease;
 use paramill_core::limits;
-use paramill_core::role::Body;
+use paramill_core::role::{Body, Turn};
 use paramill_core::store::Allocate;
 
 /// A worker's end and a data core's end, and the worker's memory.
@@ -32,7 +32,7 @@ fn payloads_elsewhere_are_handled_a_cacheful_at_a_time() {
     let buffer = Lease::from(allocator.zeroed(len / 4));
     for request in 0..frames {
         let body = Body::Shared { buffer: buffer.clone(), start: 0, len };
-        worker.queue(push(request as u64, body), None);
+        worker.queue(push(request as u64, body), Turn::InOrder);
     }
     assert_eq!(worker.flush(None, false).unwrap(), Flushed::Done);
     let mut turns = Vec::new();
@@ -55,17 +55,17 @@ fn a_few_descriptors_wait_for_what_is_about_to_come() {
     let buffer = Lease::from(allocator.zeroed(limits::BLOCK_ELEMENTS));
     let body = Body::Shared { buffer, start: 0, len: 4 * limits::BLOCK_ELEMENTS };
     let mut seen = Vec::new();
-    worker.queue(push(1, body.clone()), None);
+    worker.queue(push(1, body.clone()), Turn::InOrder);
     assert_eq!(worker.flush(None, true).unwrap(), Flushed::Enough);
     assert!(!worker.is_silent());
     take(&mut core, &mut seen);
     assert_eq!(seen, [], "nothing was written");
-    worker.queue(push(2, body.clone()), None);
+    worker.queue(push(2, body.clone()), Turn::InOrder);
     assert_eq!(worker.flush(None, false).unwrap(), Flushed::Done);
     take(&mut core, &mut seen);
     assert_eq!(seen, [(1, 0), (2, 0)]);
     // They do not wait for ever, whatever others bring.
-    worker.queue(push(3, body.clone()), None);
+    worker.queue(push(3, body.clone()), Turn::InOrder);
     let flushes = (0..).take_while(|_| worker.flush(None, true).unwrap() == Flushed::Enough).count();
     assert_eq!(flushes, LONGEST_HOLD as usize);
     assert!(worker.is_silent());
@@ -74,7 +74,7 @@ fn a_few_descriptors_wait_for_what_is_about_to_come() {
     // Many do not wait.
     let many = SEND_BYTES / (HEADER_BYTES + DESCRIPTOR_BYTES);
     for request in 0..=many {
-        worker.queue(push(request as u64, body.clone()), None);
+        worker.queue(push(request as u64, body.clone()), Turn::InOrder);
     }
     assert_eq!(worker.flush(None, true).unwrap(), Flushed::Enough);
     seen.clear();
