@@ -165,6 +165,11 @@ impl Replica {
         self.config.process
     }
 
+    /// The number of this core in its process.
+    pub fn core(&self) -> u32 {
+        self.config.core
+    }
+
     /// The shard that is served here.
     pub fn shard(&self) -> Option<&Shard> {
         match &self.mode {
