@@ -10,6 +10,7 @@
 
 mod allocation;
 mod answers;
+mod awaited;
 mod barriers;
 mod copies;
 mod encoding;

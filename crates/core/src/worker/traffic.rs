@@ -5,6 +5,7 @@
 
 use super::WorkerError;
 use super::allocation::Allocation;
+use super::awaited::Awaited;
 use super::copies::{self, Copies, Needed};
 use super::fetch::FetchKind;
 use super::gradient::PullOptions;
@@ -37,7 +38,6 @@ use crate::waits::{Delay, WaitCause};
 use crate::wire::control;
 use crate::wire::frame::{Form, Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A worker's dealings with the shards.
@@ -52,8 +52,7 @@ pub(super) struct Traffic {
     tickets: Tickets,
     streams: Streams,
     links: Links,
-    /// Requests that a replica will answer; some may have been given up since.
-    awaited: BTreeMap<StreamId, Vec<u64>>,
+    awaited: Awaited,
     /// Of a reader: the versions that it has.
     staging: Option<Staging>,
     reporter: Reporter,
@@ -71,7 +70,7 @@ impl Traffic {
             tickets: Tickets::default(),
             streams: Streams::default(),
             links: Links::default(),
-            awaited: BTreeMap::new(),
+            awaited: Awaited::default(),
             staging: None,
             reporter: Reporter::new(now),
         }
@@ -232,8 +231,7 @@ impl Traffic {
         self.links.follow(session, now, &mut self.tables, self.streams.followers());
         self.ask_for_copies(session, now);
         // Another model may need less.
-        let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
-        awaited.into_iter().for_each(|id| self.answer_from_replica(now, id, None));
+        self.awaited.streams().into_iter().for_each(|id| self.answer_from_replica(now, id, None));
     }
 
     /// Without overlap: pulls after this clock may be sent.
@@ -528,7 +526,7 @@ impl Traffic {
             request.wants_params() && request.is_conditional() && self.tables[table].is_broadcast();
         let id = self.requests.insert(request);
         if is_awaited {
-            self.awaited.entry(StreamId { table, shard }).or_default().push(id);
+            self.awaited.add(StreamId { table, shard }, id);
         }
         if session.is_up(shard) {
             self.send_request(session, id);
@@ -862,30 +860,21 @@ impl Traffic {
     /// Answers requests that wait for a stream, as far as what is here of it allows. The version that came last tells for whom it
     /// was held back.
     fn answer_from_replica(&mut self, now: Time, stream: StreamId, delay: Option<Delay>) {
-        let mut waiting = self.awaited.remove(&stream).unwrap_or_default();
-        let mut is_answered = false;
-        waiting.retain(|&id| {
-            let Some(request) = self.requests.get_mut(id).filter(|request| request.wants_params()) else {
-                return false;
-            };
+        let answered = self.awaited.take_answered(stream, &self.requests, &self.tables[stream.table]);
+        for &id in &answered {
+            let Some(request) = self.requests.get_mut(id) else { continue };
             let local = &mut self.tables[stream.table];
-            if !request.is_answered_by(local) {
-                return true;
-            }
             let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
-            is_answered = true;
             request.take_replica(local, rows);
             local.keeping().note_rows(request.iteration(), request.rows(), rows);
             let version = request.iteration();
             self.tickets.arrived(request.ticket(), stream.shard, now, delay);
             self.end_answer(now, id, version, Ok(()));
-            false
-        });
-        if !waiting.is_empty() {
-            self.awaited.insert(stream, waiting);
         }
-        if let Some(version) = self.tables[stream.table].replica_version(stream.shard).filter(|_| is_answered)
-        {
+        if answered.is_empty() {
+            return;
+        }
+        if let Some(version) = self.tables[stream.table].replica_version(stream.shard) {
             self.iteration.note_version(version);
             self.catch_up(true);
         }
