@@ -30,7 +30,7 @@ fn frames_that_a_socket_takes_in_part_arrive_whole() {
                 Body::Shared { buffer: Lease::from(buffer), start: 0, len }
             }
         };
-        sender.queue(push(request, body), None);
+        sender.queue(push(request, body), Turn::InOrder);
         expected.push((request, value));
     }
     let (mut seen, mut blocked) = (Vec::new(), 0);
