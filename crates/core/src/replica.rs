@@ -712,6 +712,8 @@ impl Role for Replica {
                 {
                     self.happen(now, Event::Frame(connection, *header, payload));
                 }
+                // It may have been said that a copy need not be waited for.
+                self.begin_copies(now);
             }
             (Mode::Serving(_), _) => {
                 self.happen(now, Event::Frame(connection, *header, payload));

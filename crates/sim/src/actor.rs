@@ -35,7 +35,7 @@ pub enum Actor {
     Bare(Box<Worker>),
     /// A reader that comes and goes.
     Reader(Box<Spectator>),
-    /// Somebody who changes policies while the job runs.
+    /// Somebody who gives commands while the job runs.
     Operator(Box<Operator>),
 }
 

@@ -327,8 +327,9 @@ impl Cluster {
         let host = self.builder.hosts.host(NodeId::Coordinator);
         let actor = self.builder.coordinator(Time::ZERO, None);
         self.world.add(NodeId::Coordinator, COORDINATOR, host, Duration::ZERO, actor);
-        if !scenario.switches.is_empty() {
-            let operator = Box::new(Operator::new(JOB, COORDINATOR, scenario.switches.clone()));
+        let orders = scenario.orders();
+        if !orders.is_empty() {
+            let operator = Box::new(Operator::new(JOB, COORDINATOR, orders));
             self.world.add(OPERATOR, "operator", host, Duration::ZERO, Actor::Operator(operator));
         }
     }

@@ -1,6 +1,5 @@
-//! Somebody who changes consistency models while a job runs, as `paramill set` does.
+//! Somebody who gives commands while a job runs, as `paramill set`, `drain` and `status` do.
 
-use crate::scenario::Switch;
 use paramill_core::link::Link;
 use paramill_core::role::{Lost, Output, Role};
 use paramill_core::types::{ConnectionId, NodeId, Time};
@@ -8,38 +7,36 @@ use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Header, Hello, Kind, Party, Refusal, Welcome};
 use std::collections::VecDeque;
 
-/// A command that stays connected and sends every switch at its time.
+/// A command that stays connected and gives every order at its time.
 #[derive(Debug)]
 pub struct Operator {
     job: String,
     link: Link,
-    switches: VecDeque<Switch>,
-    /// A switch was sent and not yet answered; it is sent again on a new connection.
+    orders: VecDeque<(Time, Control)>,
+    /// An order was sent and not yet answered; it is sent again on a new connection.
     asked: bool,
     outputs: VecDeque<Output>,
 }
 
 impl Operator {
-    /// An operator of the job whose coordinator is at `coordinator`.
-    pub fn new(job: &str, coordinator: &str, mut switches: Vec<Switch>) -> Operator {
-        switches.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    /// An operator of the job whose coordinator is at `coordinator`, with orders by time.
+    pub fn new(job: &str, coordinator: &str, orders: Vec<(Time, Control)>) -> Operator {
         Operator {
             job: job.to_owned(),
             link: Link::new(Time::ZERO, NodeId::Coordinator, coordinator),
-            switches: switches.into(),
+            orders: orders.into(),
             asked: false,
             outputs: VecDeque::new(),
         }
     }
 
     fn ask(&mut self, now: Time) {
-        let Some(switch) = self.switches.front() else { return };
-        if self.asked || !self.link.is_up() || Time::from_secs_f64(switch.at_s) > now {
+        let Some((at, order)) = self.orders.front() else { return };
+        if self.asked || !self.link.is_up() || *at > now {
             return;
         }
         self.asked = true;
-        let frame = frame(Kind::Control, &Control::Set(switch.change.clone()));
-        self.outputs.push_back(Output::send(NodeId::Coordinator, frame));
+        self.outputs.push_back(Output::send(NodeId::Coordinator, frame(Kind::Control, order)));
     }
 }
 
@@ -68,14 +65,14 @@ impl Role for Operator {
 
     fn handle_frame(&mut self, now: Time, _connection: ConnectionId, header: &Header, _payload: &[u8]) {
         if matches!(header.kind, Kind::Control | Kind::Error) && std::mem::take(&mut self.asked) {
-            self.switches.pop_front();
+            self.orders.pop_front();
             self.ask(now);
         }
     }
 
     fn handle_timeout(&mut self, now: Time) {
         if let Some(sentence) = self.link.overdue(now) {
-            self.switches.clear();
+            self.orders.clear();
             self.outputs.push_back(Output::Stop { error: Some(sentence) });
         }
         self.outputs.extend(self.link.poll(now));
@@ -83,12 +80,11 @@ impl Role for Operator {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        if self.switches.is_empty() {
+        if self.orders.is_empty() {
             return None;
         }
-        let switch = self.switches.front().filter(|_| self.link.is_up() && !self.asked);
-        let switch = switch.map(|switch| Time::from_secs_f64(switch.at_s));
-        [self.link.next_timeout(), switch].into_iter().flatten().min()
+        let order = self.orders.front().filter(|_| self.link.is_up() && !self.asked);
+        [self.link.next_timeout(), order.map(|(at, _)| *at)].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {

@@ -18,10 +18,14 @@ use paramill_core::fault::{FaultError, FaultPlan};
 use paramill_core::limits;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{AggregatorId, WorkerId};
+use paramill_core::types::{AggregatorId, ServerId, Time, WorkerId};
+use paramill_core::wire::Control;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::time::Duration;
+
+/// So often is asked for the status of a job at most.
+const MAX_STATUS_QUERIES: u32 = 1000;
 
 /// A job to run. Everything has a default but the tables.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -74,6 +78,10 @@ pub struct Scenario {
     pub overrides: Vec<PolicyOverride>,
     /// Changes of policies while the job runs.
     pub switches: Vec<Switch>,
+    /// Servers that are drained while the job runs.
+    pub drains: Vec<Drain>,
+    /// Somebody asks for the status so often, in seconds. 0: nobody does.
+    pub status_every_s: f64,
     /// Rates and delays.
     pub network: NetworkConfig,
     /// Computation times.
@@ -112,6 +120,16 @@ pub struct Switch {
     /// What holds from then on, and for which tables.
     #[serde(flatten)]
     pub change: PolicyOverride,
+}
+
+/// A server that is drained.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Drain {
+    /// When, in seconds of virtual time.
+    pub at_s: f64,
+    /// Its number.
+    pub server: u32,
 }
 
 /// Why a scenario cannot be run.
@@ -160,6 +178,8 @@ impl Default for Scenario {
             tables: Vec::new(),
             overrides: Vec::new(),
             switches: Vec::new(),
+            drains: Vec::new(),
+            status_every_s: 0.0,
             network: NetworkConfig::default(),
             compute: ComputeModel::default(),
             judge: JudgeModel::default(),
@@ -255,6 +275,16 @@ impl Scenario {
             let at = switch.at_s;
             require((0.0..=1e9).contains(&at), || format!("switches.at_s = {at}: expected 0 to 1e9"))?;
         }
+        for Drain { at_s, server } in &self.drains {
+            require((0.0..=1e9).contains(at_s), || format!("drains.at_s = {at_s}: expected 0 to 1e9"))?;
+            require(*server < self.servers, || {
+                format!("drains.server = {server}: expected 0 to {}", self.servers.saturating_sub(1))
+            })?;
+        }
+        let every = self.status_every_s;
+        require(every == 0.0 || (1e-3..=1e9).contains(&every), || {
+            format!("status_every_s = {every}: expected 0 (nobody asks), or 0.001 to 1e9")
+        })?;
         Hosts::of(self)?;
         self.compute.check().map_err(ScenarioError::Value)?;
         let changes = self.switches.iter().map(|switch| &switch.change).chain(&self.overrides);
@@ -279,6 +309,23 @@ impl Scenario {
     /// What workers push.
     pub fn gradients(&self) -> Gradients {
         if self.tags { Gradients::Tagged { workers: self.workers } } else { Gradients::Quadratic }
+    }
+
+    /// What is asked of the coordinator from outside, and when.
+    pub fn orders(&self) -> Vec<(Time, Control)> {
+        let at = Time::from_secs_f64;
+        let switches =
+            self.switches.iter().map(|switch| (at(switch.at_s), Control::Set(switch.change.clone())));
+        let drains = self
+            .drains
+            .iter()
+            .map(|drain| (at(drain.at_s), Control::Drain { server: ServerId(drain.server) }));
+        let queries = if self.status_every_s > 0.0 { MAX_STATUS_QUERIES } else { 0 };
+        let queries =
+            (0..queries).map(|count| (at(f64::from(count) * self.status_every_s), Control::StatusQuery));
+        let mut orders: Vec<(Time, Control)> = switches.chain(drains).chain(queries).collect();
+        orders.sort_by_key(|(at, _)| *at);
+        orders
     }
 
     /// The faults, with the traces they name read from their files.

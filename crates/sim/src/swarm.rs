@@ -86,8 +86,9 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 14] = [
+pub const EVENTS: [&str; 16] = [
     "cache",
+    "drain",
     "handover",
     "held",
     "join",
@@ -99,6 +100,7 @@ pub const EVENTS: [&str; 14] = [
     "restart",
     "rows-broadcast",
     "slab",
+    "status",
     "switch",
     "three-tier",
 ];
@@ -209,6 +211,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     };
     let happened = [
         ("cache", cluster.worker_ids().any(is_at_once)),
+        ("drain", !drawn.scenario.drains.is_empty()),
         ("handover", counts.handovers > 0),
         ("held", cluster.worker_ids().any(has_held)),
         ("join", has_joined),
@@ -220,6 +223,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
         ("restart", counts.restarts > 0),
         ("rows-broadcast", drawn.scenario.policy.is_broadcast() && has_rows),
         ("slab", drawn.play.slabs),
+        ("status", drawn.scenario.status_every_s > 0.0),
         ("switch", !drawn.scenario.switches.is_empty()),
         ("three-tier", drawn.scenario.network.topology != Topology::Star),
     ];

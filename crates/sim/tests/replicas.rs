@@ -37,6 +37,12 @@ fn parameters(cluster: &Cluster) -> Vec<Vec<f32>> {
     [0, 1].map(|table| cluster.parameters(TableId(table))).to_vec()
 }
 
+/// When the last worker was done.
+fn finished(cluster: &Cluster) -> Time {
+    let times = cluster.worker_ids().map(|worker| cluster.player(worker).times().finished);
+    times.max().flatten().expect("every worker finishes")
+}
+
 fn at(seconds: f64) -> Time {
     Time::from_secs_f64(seconds)
 }
@@ -66,10 +72,6 @@ fn a_server_that_dies_is_replaced_by_the_copies_of_its_shards() {
 /// Workers wait for copies for twelve seconds at most, and go on while the server is still silent.
 #[test]
 fn copies_take_over_from_a_server_that_is_silent() {
-    let finished = |cluster: &Cluster| {
-        let times = cluster.worker_ids().map(|worker| cluster.player(worker).times().finished);
-        times.max().flatten().expect("every worker finishes")
-    };
     for sync in ["bsp", "asp", "ssp:s=2"] {
         let calm = run_to_the_end(&scenario(3, sync, ""), |_| {});
         for server in 0..3 {
@@ -186,5 +188,22 @@ fn a_server_may_die_whenever_shards_have_moved_to_it() {
             cluster.crash_server(ServerId(1), at(again), None);
         });
         assert_eq!(disturbed, calm, "server 1 dies again at {again} s");
+    }
+}
+
+/// A server is drained while somebody looks at the status all the time, which has shards report before it is due. Workers wait for no longer than moves
+/// take, and the copies that the drained server leaves behind are not missed.
+#[test]
+fn a_server_that_is_watched_is_drained_without_a_long_pause() {
+    for sync in ["bsp", "asp", "ssp:s=2"] {
+        let calm = run_to_the_end(&scenario(3, sync, ""), |_| {});
+        for step in 0..9 {
+            let (server, at_s) = (step % 3, 1.0 + 0.007 * f64::from(step));
+            let watched = format!("status_every_s = 0.02\n[[drains]]\nat_s = {at_s}\nserver = {server}\n");
+            let drained = run_to_the_end(&scenario(3, sync, &watched), |_| {});
+            assert_eq!(parameters(&drained), parameters(&calm), "{sync}, server {server} at {at_s} s");
+            let later = finished(&drained).since(finished(&calm));
+            assert!(later <= Duration::from_secs(1), "{sync}, server {server} at {at_s} s: {later:?} later");
+        }
     }
 }

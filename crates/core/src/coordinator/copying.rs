@@ -45,8 +45,12 @@ pub(super) fn replicate(own: &mut Coordinator, now: Time) {
                 // One that is gone does not come back.
                 let former = former.filter(|_| own.servers.is_connected(shard));
                 own.note(format!("{shard} is served by another process from now on: {why}"));
-                former.into_iter().for_each(|process| own.recovery.note_retired(process, now));
                 own.enter(now, change);
+                if let Some(process) = former {
+                    own.recovery.note_retired(process, now);
+                    // It may have come back just now, without the plan yet. It has to hear that it keeps the shard's copy.
+                    own.inform_shard(shard);
+                }
                 // It may hang, and come back: its place is another's.
                 own.outputs.push_back(Output::Disconnect { connection: NodeId::Shard(shard).into() });
                 own.servers.lose(now, shard, true);

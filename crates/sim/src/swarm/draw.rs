@@ -9,7 +9,7 @@ use crate::gradient::Gradients;
 use crate::judge::JudgeModel;
 use crate::network::{BackgroundConfig, Fill, NetworkConfig, RateChange, ThreeTier, Topology};
 use crate::rules::{Closed, Partition};
-use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
+use crate::scenario::{Drain, Scenario, ScenarioError, Switch, TableConfig};
 use paramill_core::consistency::SyncPolicy;
 use paramill_core::policy::{AXES, Axis, Info, Order, Policies, Policy, PolicyOverride, Text};
 use paramill_core::prng::Prng;
@@ -137,6 +137,7 @@ impl Drawn {
         let handovers = handovers(&mut Dice::new(Prng::fork(seed, 0x696d_6167)), &scenario, heal_at);
         let mut handovers = handovers;
         let deaths = deaths(&mut Dice::new(Prng::fork(seed, 0x6465_6164)), &mut scenario, heal_at);
+        orders(&mut Dice::new(Prng::fork(seed, 0x6f72_6465)), &mut scenario, heal_at);
         if !deaths.is_empty() {
             // Another fault at the same time may be one too many.
             handovers.clear();
@@ -288,6 +289,12 @@ impl fmt::Display for Drawn {
         for (server, at, after) in &self.deaths {
             let (at, after) = (at.as_secs_f64(), after.as_secs_f64());
             write!(f, "; {server} dies after {at:.2} s and is started anew {after:.3} s later")?;
+        }
+        for Drain { at_s, server } in &self.scenario.drains {
+            write!(f, "; server {server} is drained at {at_s:.2} s")?;
+        }
+        if self.scenario.status_every_s > 0.0 {
+            write!(f, "; the status is asked for every {:.3} s", self.scenario.status_every_s)?;
         }
         for at in &self.joins {
             write!(f, "; another worker comes at {:.2} s", at.as_secs_f64())?;
@@ -569,6 +576,17 @@ fn deaths(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) -> Vec<(Serve
         (server, at, Duration::from_secs_f64(dice.magnitude(1e-3, 2.0)))
     };
     (0..count).map(death).collect()
+}
+
+/// What is asked of the coordinator: servers are drained, and somebody looks at the status.
+fn orders(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) {
+    if scenario.servers > 1 && dice.chance(if scenario.replicas > 0 { 0.3 } else { 0.1 }) {
+        let server = dice.whole(0, u64::from(scenario.servers) - 1) as u32;
+        scenario.drains.push(Drain { at_s: dice.between(0.0, heal_at.as_secs_f64()), server });
+    }
+    if dice.chance(0.3) {
+        scenario.status_every_s = dice.magnitude(0.01, 1.0);
+    }
 }
 
 /// When further workers are started, as a job that runs takes them in.

@@ -5,7 +5,8 @@ use crate::output::{self, Align, Output};
 use anyhow::{Context, Result, anyhow};
 use paramill_core::consistency::SyncStats;
 use paramill_core::registry::Registry;
-use paramill_core::types::{AggregatorId, ServerId, TableId, WorkerId};
+use paramill_core::types::{AggregatorId, ServerId, TableId, Time, WorkerId};
+use paramill_core::wire::Control;
 use paramill_node::Injection;
 use paramill_node::admin::Admin;
 use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
@@ -72,7 +73,7 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     print(&SocketReport { seed: scenario.seed, seconds, tables, sync }, output)
 }
 
-/// Runs all workers, and whoever switches models. The first that fails ends the run: its threads are left to themselves,
+/// Runs all workers, and whoever gives orders. The first that fails ends the run: its threads are left to themselves,
 /// since those of the others may wait for it as long as the job lasts, and end with this process.
 fn work_all(
     scenario: &Scenario,
@@ -99,13 +100,13 @@ fn work_all(
         let scenario = scenario.clone();
         start(rank.to_string(), Box::new(move || work(&scenario, rank, options)));
     }
-    let (switching, url, is_over) = (scenario.clone(), url.clone(), over.clone());
-    let switch = move || switch_models(&switching, &url, &is_over).map(|()| None);
-    start("a switch of the model".into(), Box::new(switch));
+    let (ordered, url, is_over) = (scenario.clone(), url.clone(), over.clone());
+    let give = move || give_orders(&ordered, &url, &is_over).map(|()| None);
+    start("an order of the scenario".into(), Box::new(give));
     let mut end = None;
     for count in 0..=scenario.workers {
-        // One report is missing now. It is that of the thread that switches models, which has to stop because all workers are
-        // done, or that of a worker, and then all switches have been made.
+        // One report is missing now. It is that of the thread that gives orders, which has to stop because all workers are
+        // done, or that of a worker, and then all orders have been given.
         if count == scenario.workers {
             over.store(true, Ordering::Relaxed);
         }
@@ -157,19 +158,30 @@ fn start_aggregators(scenario: &Scenario, url: &JobUrl, registry: &Arc<Registry>
     Ok(hosts.into_iter().chain(racks).collect())
 }
 
-/// Changes the consistency model when the scenario says so, as `paramill set` would.
-fn switch_models(scenario: &Scenario, url: &JobUrl, over: &AtomicBool) -> Result<()> {
+/// Gives the scenario's orders when it is time, as `paramill set`, `drain` and `status` would.
+fn give_orders(scenario: &Scenario, url: &JobUrl, over: &AtomicBool) -> Result<()> {
     let began = Instant::now();
-    let mut switches = scenario.switches.clone();
-    switches.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-    for switch in switches {
-        while began.elapsed().as_secs_f64() < switch.at_s {
-            if over.load(Ordering::Relaxed) {
-                return Ok(());
-            }
+    let is_over_by = |deadline: Instant| {
+        while Instant::now() < deadline && !over.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        Admin::connect(url, ADMIN_TIMEOUT)?.set(switch.change)?;
+        over.load(Ordering::Relaxed)
+    };
+    for (at, order) in scenario.orders() {
+        if is_over_by(began + at.since(Time::ZERO)) {
+            return Ok(());
+        }
+        let given = Admin::connect(url, ADMIN_TIMEOUT).and_then(|mut admin| match order {
+            Control::Set(change) => admin.set(change).map(drop),
+            Control::Drain { server } => admin.drain(server).map(drop),
+            _ => admin.status().map(drop),
+        });
+        // The job may have ended a moment ago.
+        if let Err(error) = given
+            && !is_over_by(Instant::now() + ADMIN_TIMEOUT)
+        {
+            return Err(error.into());
+        }
     }
     Ok(())
 }
