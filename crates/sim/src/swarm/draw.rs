@@ -138,6 +138,10 @@ impl Drawn {
         let mut handovers = handovers;
         let deaths = deaths(&mut Dice::new(Prng::fork(seed, 0x6465_6164)), &mut scenario, heal_at);
         orders(&mut Dice::new(Prng::fork(seed, 0x6f72_6465)), &mut scenario, heal_at);
+        if !scenario.drains.is_empty() {
+            // Its shard may have moved elsewhere.
+            handovers.clear();
+        }
         if !deaths.is_empty() {
             // Another fault at the same time may be one too many.
             handovers.clear();
@@ -584,7 +588,8 @@ fn orders(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) {
         let server = dice.whole(0, u64::from(scenario.servers) - 1) as u32;
         scenario.drains.push(Drain { at_s: dice.between(0.0, heal_at.as_secs_f64()), server });
     }
-    if dice.chance(0.3) {
+    // Reports fill connections that take a few hundred bytes at a time, and the job waits for them.
+    if scenario.network.window_bytes >= 4096 && dice.chance(0.5) {
         scenario.status_every_s = dice.magnitude(0.01, 1.0);
     }
 }
