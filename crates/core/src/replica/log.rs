@@ -233,9 +233,12 @@ impl Log {
         // The image is there. From now on the shard is as one whose copy is in sync.
         copy.rests_until = None;
         copy.lacks_since = (has < next).then_some(now);
-        let sent = (has.saturating_sub(first) as usize).min(self.entries.len());
-        let behind: usize = self.entries.iter().skip(sent).map(|entry| entry.len()).sum();
-        copy.gate_when_near(next, behind);
+        if copy.gates_from.is_none() {
+            let sent = (has.saturating_sub(first) as usize).min(self.entries.len());
+            let behind: usize = self.entries.iter().skip(sent).map(|entry| entry.len()).sum();
+            // From the next entry on, once little is missing.
+            copy.gates_from = (behind <= limits::MAX_LOG_BYTES / 16).then_some(next);
+        }
         self.forget();
     }
 
@@ -357,13 +360,6 @@ impl Copy {
             None => log_bytes > limits::MAX_LOG_BYTES,
         };
         !waits || entry < self.has
-    }
-
-    /// Gates from the next entry on, once little is missing.
-    fn gate_when_near(&mut self, next: u64, behind: usize) {
-        if self.gates_from.is_none() && behind <= limits::MAX_LOG_BYTES / 16 {
-            self.gates_from = Some(next);
-        }
     }
 
     fn deadline(&self) -> Option<Time> {
