@@ -11,12 +11,12 @@ use paramill_core::replica::Replica;
 use paramill_core::server::Shard;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::wire::Control;
 use paramill_core::worker::{Ticket, Worker, WorkerError};
 use paramill_sim::actor::Actor;
 use paramill_sim::network::{HostId, Network, NetworkConfig};
 use paramill_sim::operator::Operator;
 use paramill_sim::rules::{Cut, Partition};
-use paramill_sim::scenario::Switch;
 use paramill_sim::world::{Ended, World};
 use std::sync::Arc;
 use std::time::Duration;
@@ -305,7 +305,7 @@ impl Bench {
 
     /// Somebody changes policies, as `paramill set` does.
     pub(crate) fn set(&mut self, change: PolicyOverride) {
-        let operator = Operator::new(JOB, ADDRESS, vec![Switch { at_s: 0.0, change }]);
+        let operator = Operator::new(JOB, ADDRESS, vec![(Time::ZERO, Control::Set(change))]);
         let node = NodeId::Admin(self.commands);
         self.commands += 1;
         self.add_node(node, &node.to_string(), Actor::Operator(Box::new(operator)));
