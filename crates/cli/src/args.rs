@@ -599,6 +599,7 @@ pub(crate) struct SimArgs {
 pub(crate) enum SimCommand {
     Swarm(SwarmArgs),
     Run(ScenarioArgs),
+    Train(LessonArgs),
 }
 
 /// Draw whole worlds from seeds and look for broken promises.
@@ -650,6 +651,48 @@ pub(crate) struct ScenarioArgs {
     /// bit. The scenario's network is not used; its computation times are waited for.
     #[arg(long)]
     pub(crate) sockets: bool,
+}
+
+/// Train a workload in virtual time.
+///
+/// Workers compute real gradients of real batches. How long that takes, the network, stragglers and faults are those of the
+/// scenario, in virtual time: accuracy against time, for any number of workers and any network, on one machine. A run is a function of its seed.
+///
+/// Exit codes are those of `sim run`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill sim train cnn.toml --data fashion-mnist
+  paramill sim train cnn.toml --data fashion-mnist --sync ssp:s=3 --workers 32 --json")]
+pub(crate) struct LessonArgs {
+    /// The scenario, in TOML, with a [workload].
+    pub(crate) scenario: PathBuf,
+    /// Where the workload's data is, instead of the scenario's.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// Held-out data of the same kind, instead of the scenario's.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) test: Option<PathBuf>,
+    /// Times to go through the data, instead of the scenario's.
+    #[arg(long, value_name = "E", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) epochs: Option<u64>,
+    /// Train on at most this many examples, or make this many, instead of the scenario's.
+    #[arg(long, value_name = "N")]
+    pub(crate) examples: Option<usize>,
+    /// Instead of the scenario's own number.
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<u32>,
+    /// Instead of the scenario's own number.
+    #[arg(long, value_name = "M")]
+    pub(crate) servers: Option<u32>,
+    /// Instead of the scenario's own seed.
+    #[arg(long, value_name = "K")]
+    pub(crate) seed: Option<u64>,
+    /// How often parameters are judged on held-out data, in virtual time [default: some 40 times].
+    #[arg(long, value_name = "TIME")]
+    pub(crate) every: Option<Span>,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
 }
 
 /// Say what this machine and an address can do, and what is in the way.

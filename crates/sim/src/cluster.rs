@@ -10,6 +10,7 @@ use crate::player::{Player, Program};
 use crate::rules::Injected;
 use crate::scenario::{Hosts, SPARES_OF_A_SERVER, Scenario, ScenarioError};
 use crate::spectator::Spectator;
+use crate::training::{Crew, Lesson, Studies};
 use crate::world::{Death, Ended, Newcomer, Observer, Violation, World};
 use paramill_core::address::{Addresses, LOCAL};
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
@@ -97,6 +98,8 @@ struct Builder {
     play: Play,
     faults: FaultPlan,
     registry: Arc<Registry>,
+    /// What workers learn, and who computes it, where gradients are computed.
+    lesson: Option<(Rc<dyn Lesson>, Crew)>,
 }
 
 impl Cluster {
@@ -107,6 +110,36 @@ impl Cluster {
 
     /// Sets up a scenario whose applications and shards behave so.
     pub fn with(scenario: &Scenario, play: Play) -> Result<Cluster, ScenarioError> {
+        if let Some(workload) = &scenario.workload {
+            let name = &workload.name;
+            let why =
+                format!("workload \"{name}\" is really trained; run the scenario with `paramill sim train`");
+            return Err(ScenarioError::Value(why));
+        }
+        Cluster::set_up(scenario, play, None)
+    }
+
+    /// Sets up a scenario in which workers compute what they push. Its tables are the lesson's.
+    pub fn training(scenario: &Scenario, lesson: Rc<dyn Lesson>) -> Result<Cluster, ScenarioError> {
+        let refuse = |why: &str| Err(ScenarioError::Value(why.into()));
+        if scenario.tags {
+            return refuse(
+                "tags = true: workers push numbers that count pushes, and train nothing; leave it out",
+            );
+        }
+        if scenario.policy.is_local() {
+            return refuse(
+                "local steps of real training are not simulated yet; leave `local` out, or run `paramill train`",
+            );
+        }
+        Cluster::set_up(scenario, Play::default(), Some((lesson, Crew::new())))
+    }
+
+    fn set_up(
+        scenario: &Scenario,
+        play: Play,
+        lesson: Option<(Rc<dyn Lesson>, Crew)>,
+    ) -> Result<Cluster, ScenarioError> {
         scenario.check()?;
         let registry = Arc::new(Registry::builtin());
         let config = scenario.job_config(JOB);
@@ -120,7 +153,7 @@ impl Cluster {
         let hosts = Hosts::of(scenario)?;
         let config = JobConfig { topology: hosts.topology(&scenario.network), ..config };
         let world = World::new(hosts.network(&scenario.network), scenario.seed);
-        let builder = Builder { scenario: scenario.clone(), config, hosts, play, faults, registry };
+        let builder = Builder { scenario: scenario.clone(), config, hosts, play, faults, registry, lesson };
         let mut cluster = Cluster { world, builder: Rc::new(builder), lives: 0, late: 0 };
         cluster.add_coordinator();
         cluster.shard_ids().for_each(|id| cluster.add_node(NodeId::Shard(id)));
@@ -571,6 +604,10 @@ impl Builder {
             life,
             tables: scenario.table_specs(),
             gradients: play.gradients,
+            studies: self
+                .lesson
+                .as_ref()
+                .map(|(lesson, crew)| Studies::new(lesson.clone(), crew.clone(), id)),
             iterations: scenario.iterations,
             lingers: if scenario.readers > 0 { LINGERS } else { Duration::ZERO },
             seed: scenario.seed,

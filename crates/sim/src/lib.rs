@@ -26,4 +26,5 @@ pub mod scenario;
 pub mod spectator;
 mod stall;
 pub mod swarm;
+pub mod training;
 pub mod world;

@@ -12,6 +12,7 @@ use crate::canary::Canary;
 use crate::compute::{ComputeClock, LayerTimes, Stage};
 use crate::gradient::{Gradients, PushId, touched_rows};
 use crate::judge::{CONDITION, JudgeModel};
+use crate::training::{Loss, Studies};
 use paramill_core::address::Addresses;
 use paramill_core::landing::{Destination, Landing};
 use paramill_core::local::LocalSteps;
@@ -39,8 +40,10 @@ pub struct Program {
     pub life: u64,
     /// What is trained.
     pub tables: Vec<TableSpec>,
-    /// What is pushed.
+    /// What is pushed, unless it is computed.
     pub gradients: Gradients,
+    /// What computes it.
+    pub(crate) studies: Option<Studies>,
     /// Iterations to do.
     pub iterations: Clock,
     /// How long it stays when it has done them.
@@ -379,6 +382,11 @@ impl Player {
         }
     }
 
+    /// The losses of the steps that this process made, where gradients are computed.
+    pub fn losses(&self) -> &[Loss] {
+        self.program.studies.as_ref().map_or(&[], Studies::losses)
+    }
+
     /// Goes on as far as what has arrived allows.
     fn play(&mut self, now: Time) {
         self.judge(now);
@@ -443,6 +451,7 @@ impl Player {
                 let time = time + self.program.compute.stall(now + time);
                 self.times.computed += time;
                 (0..self.program.tables.len()).for_each(|table| self.remember_read(table));
+                self.compute();
                 Some(Ok(State::Computing { until: now + time }))
             }
             State::Computing { until } if *until <= now => {
@@ -489,7 +498,7 @@ impl Player {
             self.owed.append(owed);
             return Ok(State::Waiting { since: now, pushes: false });
         }
-        let Program { worker, tables, iterations, seed, .. } = &self.program;
+        let Program { worker, tables, iterations, seed, studies, .. } = &mut self.program;
         // One that joins when the others are done has nothing left to do.
         if clock >= *iterations {
             self.times.finished = Some(now);
@@ -498,9 +507,13 @@ impl Player {
                 lingers => State::Lingering { until: now + lingers },
             });
         }
+        let mut read = studies.as_mut().map(|studies| studies.prepare(clock));
         for (index, spec) in tables.iter().enumerate().filter(|(_, spec)| spec.rows) {
             let table = TableId(index as u32);
-            let rows = touched_rows(*seed, *worker, clock, table, spec);
+            let rows = match &mut read {
+                Some(read) => read[index].take().unwrap_or_else(|| (0..spec.shape[0] as u32).collect()),
+                None => touched_rows(*seed, *worker, clock, table, spec),
+            };
             let ticket = self.worker.pull(now, table, PullOptions { rows: Some(&rows), now: false })?;
             self.owed.push((index, Owed::Rows(ticket)));
             self.rows[index].0 = rows;
@@ -543,6 +556,9 @@ impl Player {
             }
             Layer::Computing { until } if until > now => None,
             Layer::Computing { .. } => {
+                if let (Stage::Forward(_), Some(Stage::Backward(_))) = (stage, self.stage(done + 1)) {
+                    self.compute();
+                }
                 if let Stage::Backward(table) = stage {
                     self.compare_read(table);
                     if let Err(error) = self.push_layer(now, table) {
@@ -608,6 +624,21 @@ impl Player {
             self.slabs.push(self.worker.slab(table)?);
         }
         Ok(())
+    }
+
+    /// Has the gradients of the step at hand computed, on what the application reads now.
+    fn compute(&mut self) {
+        if self.program.studies.is_none() {
+            return;
+        }
+        let read = |(index, spec): (usize, &TableSpec)| match spec.rows {
+            true => self.rows[index].1.clone(),
+            false => self.values(TableId(index as u32)).map(<[f32]>::to_vec).unwrap_or_default(),
+        };
+        let parameters = self.program.tables.iter().enumerate().map(read).collect();
+        if let Some(studies) = &mut self.program.studies {
+            studies.begin(parameters);
+        }
     }
 
     /// Pushes all tables, or those of the fragment whose turn it is, if it is one's.
@@ -685,11 +716,13 @@ impl Player {
 
     fn push_table(&mut self, now: Time, index: usize, nan: bool) -> Result<Ticket, WorkerError> {
         let (table, push) = (TableId(index as u32), self.push_id(TableId(index as u32)));
-        let Program { tables, gradients, .. } = &self.program;
+        let Program { tables, gradients, studies, .. } = &mut self.program;
         let (rows, values) = &self.rows[index];
         let mut computed = SCRATCH.take();
         computed.clear();
-        if tables[index].rows {
+        if let Some(studies) = studies {
+            computed.extend_from_slice(studies.gradient(now, push.clock, index));
+        } else if tables[index].rows {
             gradients.extend_rows(&push, rows, tables[index].row_elements(), values, &mut computed);
         } else {
             gradients.extend(&push, 0, self.worker.values(table), &mut computed);
@@ -718,7 +751,12 @@ impl Player {
             let push = self.push_id(table);
             let mut computed = SCRATCH.take();
             computed.clear();
-            self.program.gradients.extend(&push, 0, slab.values(), &mut computed);
+            match &mut self.program.studies {
+                Some(studies) => {
+                    computed.extend_from_slice(studies.gradient(now, push.clock, table.0 as usize));
+                }
+                None => self.program.gradients.extend(&push, 0, slab.values(), &mut computed),
+            }
             if may_have_nan && self.nan(table.0 as usize) {
                 spoil(&mut computed, push.clock);
             }
@@ -782,7 +820,11 @@ fn spoil(gradient: &mut [f32], clock: Clock) {
 fn declare_and_start(now: Time, worker: &mut Worker, program: &Program) -> Result<Ticket, WorkerError> {
     for (index, spec) in program.tables.iter().enumerate() {
         let at = |element| program.gradients.initial(program.seed, TableId(index as u32), element);
-        worker.declare(spec.clone(), (0..spec.elements()).map(at).collect())?;
+        let initial = match &program.studies {
+            Some(studies) => studies.initial(index),
+            None => (0..spec.elements()).map(at).collect(),
+        };
+        worker.declare(spec.clone(), initial)?;
     }
     worker.start(now)
 }

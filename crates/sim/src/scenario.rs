@@ -12,6 +12,7 @@ use crate::input::read_file;
 use crate::judge::JudgeModel;
 use crate::models;
 use crate::network::NetworkConfig;
+use crate::training::WorkloadChoice;
 use paramill_core::checkpoint::{self, CheckpointPolicy, Every};
 use paramill_core::coordinator::{Checkpointing, JobConfig};
 use paramill_core::fault::{FaultError, FaultPlan};
@@ -74,6 +75,9 @@ pub struct Scenario {
     pub faults: Vec<String>,
     /// What is trained.
     pub tables: Vec<TableConfig>,
+    /// A workload that is really trained, on tables of its own ([`crate::training`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workload: Option<WorkloadChoice>,
     /// Policies of single tables or servers.
     pub overrides: Vec<PolicyOverride>,
     /// Changes of policies while the job runs.
@@ -176,6 +180,7 @@ impl Default for Scenario {
             tags: false,
             faults: Vec::new(),
             tables: Vec::new(),
+            workload: None,
             overrides: Vec::new(),
             switches: Vec::new(),
             drains: Vec::new(),
@@ -204,6 +209,7 @@ impl Scenario {
         let mut scenario: Scenario =
             toml::from_str(text).map_err(|error| ScenarioError::Toml(error.to_string()))?;
         scenario.take_model()?;
+        scenario.check_workload(text)?;
         scenario.check()?;
         Ok(scenario)
     }
@@ -219,6 +225,18 @@ impl Scenario {
         })?;
         self.tables = tables;
         Ok(())
+    }
+
+    /// A workload has tables and a length of its own.
+    fn check_workload(&self, text: &str) -> Result<(), ScenarioError> {
+        let Some(WorkloadChoice { name, .. }) = &self.workload else { return Ok(()) };
+        let typed: toml::Table = text.parse().unwrap_or_default();
+        require(self.tables.is_empty(), || {
+            format!("workload = \"{name}\" has tables of its own; leave out [[tables]] and compute.model")
+        })?;
+        require(!typed.contains_key("iterations"), || {
+            format!("iterations: how long workload \"{name}\" takes is said by its `epochs`")
+        })
     }
 
     /// Shares of a step's time, in the order of the tables: by their multiply-accumulates, or by their size where none has any.
@@ -265,7 +283,9 @@ impl Scenario {
         require((0.0..=longest).contains(&hold), || format!("hold_ms = {hold}: expected 0 to {longest}"))?;
         let limit = self.limit_s;
         require(limit > 0.0 && limit <= 1e9, || format!("limit_s = {limit}: expected above 0, at most 1e9"))?;
-        require(!self.tables.is_empty(), || "tables: expected at least one".into())?;
+        require(!self.tables.is_empty() || self.workload.is_some(), || {
+            "tables: expected at least one, or a [workload]".into()
+        })?;
         for (index, table) in self.table_specs().iter().enumerate() {
             table.check().map_err(ScenarioError::Value)?;
             let repeated = self.tables[..index].iter().any(|other| other.name == table.name);

@@ -31,5 +31,6 @@ mod workload;
 pub use data::DataError;
 pub use network::ProductGradient;
 pub use workload::{
-    Evaluation, LayerFlow, Touched, Workload, WorkloadConfig, WorkloadInfo, build, build_all, find, known,
+    Evaluation, LayerFlow, Loaded, Touched, Workload, WorkloadConfig, WorkloadInfo, build, build_all, find,
+    known, load,
 };

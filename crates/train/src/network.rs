@@ -159,6 +159,23 @@ impl Network {
         }
     }
 
+    /// Multiply-accumulates with the values of a table in the forward pass of an example: every output of a layer has one with
+    /// each value of its weights' row. None with biases, which are added.
+    pub fn multiplies(&self, table: usize) -> u64 {
+        let named = self
+            .layers
+            .iter()
+            .find(|named| (named.first_table..named.first_table + named.tables).contains(&table));
+        let named = named.expect("a table of this network");
+        let parameter = &named.layer.parameters()[table - named.first_table];
+        match parameter.shape[..] {
+            [_, ref fan_in @ ..] if !fan_in.is_empty() => {
+                named.layer.output_len() as u64 * fan_in.iter().product::<u64>()
+            }
+            _ => 0,
+        }
+    }
+
     /// Values in an example.
     pub fn input_len(&self) -> usize {
         self.layers[0].layer.input_len()

@@ -28,6 +28,11 @@ pub trait Workload: Send {
     /// The initial values of a whole table.
     fn initial(&self, table: usize) -> Vec<f32>;
 
+    /// Multiply-accumulates with a table's values in the forward pass of an example: its layer's share of a step. 0 where nobody knows.
+    fn multiplies(&self, _table: usize) -> u64 {
+        0
+    }
+
     /// Steps in which this worker sees its share of the data about once; at least 1.
     fn steps_per_epoch(&self) -> u64;
 
@@ -230,18 +235,42 @@ pub fn find(name: &str) -> Result<&'static WorkloadInfo, DataError> {
 
 /// The workload of the configured rank.
 pub fn build(config: &WorkloadConfig) -> Result<Box<dyn Workload>, DataError> {
-    let factory = load(config)?;
-    Ok(factory(config.rank))
+    Ok(load(config)?.of(config.rank))
 }
 
 /// The workloads of all ranks, in order, for workers that share a process: the data is held once.
 pub fn build_all(config: &WorkloadConfig) -> Result<Vec<Box<dyn Workload>>, DataError> {
-    let factory = load(config)?;
-    Ok((0..config.workers).map(factory).collect())
+    let loaded = load(config)?;
+    Ok((0..config.workers).map(|rank| loaded.of(rank)).collect())
 }
 
-fn load(config: &WorkloadConfig) -> Result<Factory, DataError> {
+/// The data of a workload, for any number of its ranks.
+pub fn load(config: &WorkloadConfig) -> Result<Loaded, DataError> {
     let info = find(&config.name)?;
     config.check()?;
-    (info.load)(config)
+    Ok(Loaded { info, factory: (info.load)(config)? })
+}
+
+/// A workload's data in memory.
+pub struct Loaded {
+    info: &'static WorkloadInfo,
+    factory: Factory,
+}
+
+impl Loaded {
+    /// The workload of a rank below the configured number of workers.
+    pub fn of(&self, rank: u32) -> Box<dyn Workload> {
+        (self.factory)(rank)
+    }
+
+    /// Its defaults, and what its metric is.
+    pub fn info(&self) -> &'static WorkloadInfo {
+        self.info
+    }
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loaded").field("workload", &self.info.name).finish_non_exhaustive()
+    }
 }

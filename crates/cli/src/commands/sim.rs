@@ -1,6 +1,7 @@
 //! `paramill sim`: jobs in virtual time, from a file or drawn from seeds.
 
 mod sockets;
+mod training;
 
 use crate::args::{ScenarioArgs, SimCommand, SwarmArgs};
 use crate::failure::{Failure, OrUsage};
@@ -27,6 +28,7 @@ pub(crate) fn run(command: &SimCommand, output: &Output) -> Result<(), Failure> 
         SimCommand::Swarm(args) if args.canary => hunt(args, output),
         SimCommand::Swarm(args) => swarm(args, output),
         SimCommand::Run(args) => scenario(args, output),
+        SimCommand::Train(args) => training::run(args, output),
     }
 }
 
@@ -173,10 +175,14 @@ fn scenario(args: &ScenarioArgs, output: &Output) -> Result<(), Failure> {
     } else {
         print(&report, output)?;
     }
-    match (report.finished, report.stalled) {
+    verdict(&report)
+}
+
+fn verdict(report: &Report) -> Result<(), Failure> {
+    match (report.finished, &report.stalled) {
         (_, Some(why)) => {
             let what = format!("error: {why}");
-            Err(Failure::Found { code: Outcome::Liveness(why).exit_code(), what })
+            Err(Failure::Found { code: Outcome::Liveness(why.clone()).exit_code(), what })
         }
         (true, None) => Ok(()),
         (false, None) => Err(anyhow!("not all workers finished").into()),

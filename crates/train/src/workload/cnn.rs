@@ -48,3 +48,21 @@ fn network(shape: Shape, config: &WorkloadConfig) -> Result<Network, DataError> 
 fn pool_after(conv: Conv3x3) -> MaxPool2 {
     MaxPool2 { channels: conv.filters, height: conv.output_height(), width: conv.output_width() }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn most_of_the_work_is_in_a_convolution_and_most_of_the_parameters_are_not() {
+        let workload = crate::build(&crate::WorkloadConfig::new("cnn").unwrap()).unwrap();
+        let tables = workload.tables();
+        let of = |name: &str| {
+            let table = tables.iter().position(|table| *table.name == *name).unwrap();
+            (tables[table].elements(), workload.multiplies(table))
+        };
+        // 16 filters of 3 x 3 at 26 x 26 places; 32 of 16 x 3 x 3 at 11 x 11.
+        assert_eq!(of("conv1.weight"), (144, 144 * 26 * 26));
+        assert_eq!(of("conv2.weight"), (4608, 4608 * 11 * 11));
+        assert_eq!(of("fc1.weight"), (102_400, 102_400));
+        assert_eq!(of("fc1.bias").1, 0);
+    }
+}

@@ -132,6 +132,10 @@ impl Workload for Classifier {
         self.network.initial(table, &mut Stream::Initial.prng(self.seed, table as u64))
     }
 
+    fn multiplies(&self, table: usize) -> u64 {
+        self.network.multiplies(table)
+    }
+
     fn steps_per_epoch(&self) -> u64 {
         self.sampler.steps_per_epoch()
     }
