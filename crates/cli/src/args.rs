@@ -665,7 +665,7 @@ Examples:
   paramill sim train cnn.toml --data fashion-mnist
   paramill sim train cnn.toml --data fashion-mnist --sync ssp:s=3 --workers 32 --json")]
 pub(crate) struct LessonArgs {
-    /// The scenario, in TOML, with a [workload].
+    /// The scenario, in TOML, with a table `workload`.
     pub(crate) scenario: PathBuf,
     /// Where the workload's data is, instead of the scenario's.
     #[arg(long, value_name = "PATH")]
