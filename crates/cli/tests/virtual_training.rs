@@ -72,19 +72,35 @@ fn time_is_the_scenarios_and_options_win_over_it() {
 }
 
 #[test]
+fn an_optimizer_that_is_typed_is_used_also_when_it_is_the_default_of_jobs() {
+    let job = "[workload]\nname = 'mlp'\nexamples = 400\nepochs = 1\n";
+    let default = paramill_core::policy::Axis::Optimizer.info().default;
+    let typed = simulated(&format!("optimizer = '{default}'\n{job}"), &[]);
+    assert_eq!(typed["tables"], simulated(job, &["--optimizer", default])["tables"]);
+    assert_ne!(typed["tables"], simulated(job, &[])["tables"]);
+}
+
+#[test]
 fn a_scenario_without_a_workload_and_a_workload_without_training_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("scenario.toml");
-    let refused = |scenario: &str, command: &str| {
+    let refused = |scenario: &str, command: &str, extra: &[&str]| {
         std::fs::write(&file, scenario).unwrap();
-        let output = paramill(&["sim", command, file.to_str().unwrap()]);
+        let output = paramill(&[&["sim", command, file.to_str().unwrap()], extra].concat());
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).unwrap()
     };
-    let none = refused("[[tables]]\nname = 'w'\nshape = [3]\n", "train");
+    let none = refused("[[tables]]\nname = 'w'\nshape = [3]\n", "train", &[]);
     assert!(none.contains("it has no [workload]"), "{none}");
-    let run = refused("[workload]\nname = 'mlp'\n", "run");
-    assert!(run.contains("run the scenario with `paramill sim train`"), "{run}");
-    let unknown = refused("[workload]\nname = 'alexnet'\n", "train");
+    let mlp = "[workload]\nname = 'mlp'\n";
+    for extra in [&[][..], &["--sockets"]] {
+        let run = refused(mlp, "run", extra);
+        assert!(run.contains("run the scenario with `paramill sim train`"), "{run}");
+    }
+    let never = refused(mlp, "train", &["--every", "0s"]);
+    assert!(never.contains("every = 0: expected a time"), "{never}");
+    let nobody = refused(mlp, "train", &["--workers", "0"]);
+    assert!(nobody.contains("workers = 0: expected 1 to"), "{nobody}");
+    let unknown = refused("[workload]\nname = 'alexnet'\n", "train", &[]);
     assert!(unknown.contains("lr, mf, mlp, cnn"), "{unknown}");
 }

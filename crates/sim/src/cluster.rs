@@ -110,12 +110,7 @@ impl Cluster {
 
     /// Sets up a scenario whose applications and shards behave so.
     pub fn with(scenario: &Scenario, play: Play) -> Result<Cluster, ScenarioError> {
-        if let Some(workload) = &scenario.workload {
-            let name = &workload.name;
-            let why =
-                format!("workload \"{name}\" is really trained; run the scenario with `paramill sim train`");
-            return Err(ScenarioError::Value(why));
-        }
+        scenario.check_untrained()?;
         Cluster::set_up(scenario, play, None)
     }
 

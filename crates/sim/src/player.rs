@@ -633,7 +633,7 @@ impl Player {
         }
         let read = |(index, spec): (usize, &TableSpec)| match spec.rows {
             true => self.rows[index].1.clone(),
-            false => self.values(TableId(index as u32)).map(<[f32]>::to_vec).unwrap_or_default(),
+            false => self.values(TableId(index as u32)).expect("no table is elsewhere").to_vec(),
         };
         let parameters = self.program.tables.iter().enumerate().map(read).collect();
         if let Some(studies) = &mut self.program.studies {
@@ -721,7 +721,7 @@ impl Player {
         let mut computed = SCRATCH.take();
         computed.clear();
         if let Some(studies) = studies {
-            computed.extend_from_slice(studies.gradient(now, push.clock, index));
+            computed.extend_from_slice(studies.gradient(now, index));
         } else if tables[index].rows {
             gradients.extend_rows(&push, rows, tables[index].row_elements(), values, &mut computed);
         } else {
@@ -753,7 +753,7 @@ impl Player {
             computed.clear();
             match &mut self.program.studies {
                 Some(studies) => {
-                    computed.extend_from_slice(studies.gradient(now, push.clock, table.0 as usize));
+                    computed.extend_from_slice(studies.gradient(now, table.0 as usize));
                 }
                 None => self.program.gradients.extend(&push, 0, slab.values(), &mut computed),
             }

@@ -227,6 +227,15 @@ impl Scenario {
         Ok(())
     }
 
+    /// A workload is trained, and nothing else can be done with it.
+    pub fn check_untrained(&self) -> Result<(), ScenarioError> {
+        let name = self.workload.as_ref().map(|workload| workload.name.as_str());
+        require(name.is_none(), || {
+            let name = name.unwrap_or_default();
+            format!("workload \"{name}\" is really trained; run the scenario with `paramill sim train`")
+        })
+    }
+
     /// A workload has tables and a length of its own.
     fn check_workload(&self, text: &str) -> Result<(), ScenarioError> {
         let Some(WorkloadChoice { name, .. }) = &self.workload else { return Ok(()) };

@@ -5,6 +5,7 @@
 //! what they are computed from, so that a run is still one of its seed, however many threads there are.
 
 use crate::cluster::Cluster;
+use crate::player::Player;
 use crate::report::Report;
 use crate::scenario::{Scenario, ScenarioError, TableConfig};
 use crate::stall::{StallWatch, who_waits};
@@ -52,8 +53,6 @@ pub struct Judgement {
 /// The loss of a step that a worker made.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Loss {
-    /// The step.
-    pub clock: Clock,
     /// When its computation was over.
     pub at: Time,
     /// Mean loss of its batch.
@@ -77,7 +76,7 @@ pub struct Point {
     pub seconds: f64,
     /// Iterations that all workers had done together.
     pub iterations: u64,
-    /// Mean loss of the batches since the last point; `None` where there was none.
+    /// Mean loss of the batches since parameters were judged last; `None` where there was none.
     pub batch_loss: Option<f64>,
     /// On data that was held out.
     #[serde(flatten)]
@@ -127,7 +126,7 @@ pub fn train(
     let mut cluster = Cluster::training(scenario, lesson.clone())?;
     let mut watch = StallWatch::new(scenario, &scenario.fault_plan()?);
     let limit = scenario.limit_s;
-    let (mut course, mut seen) = (Vec::<Point>::new(), Seen::default());
+    let (mut course, mut judged_at) = (Vec::<Point>::new(), Time::ZERO);
     let (mut every_s, mut until, mut skipped) = (schedule.every_s, 0.0, 1.0);
     let stalled = loop {
         until = f64::min(until + every_s * skipped, limit);
@@ -137,8 +136,11 @@ pub fn train(
         // Where nothing happens, less often is looked.
         skipped = if cluster.world.counts().events == before { 2.0 * skipped } else { 1.0 };
         // A moment until which no step was made tells nothing new, but the end is a point of its own.
-        let point = seen.point(&cluster, lesson.as_ref());
-        if let Some(point) = point.filter(|point| point.batch_loss.is_some() || is_over) {
+        let batch_loss = batch_loss(&cluster, judged_at);
+        if (batch_loss.is_some() || is_over)
+            && let Some(point) = point(&cluster, lesson.as_ref(), batch_loss)
+        {
+            judged_at = cluster.world.now();
             tell(&point);
             course.push(point);
         }
@@ -157,34 +159,26 @@ pub fn train(
     Ok(Course { report: Report { stalled, ..Report::of(&cluster) }, course })
 }
 
-/// How much of the workers' losses is in points.
-#[derive(Debug, Default)]
-struct Seen(Vec<usize>);
+/// The mean loss of the steps that were made after a moment.
+fn batch_loss(cluster: &Cluster, since: Time) -> Option<f64> {
+    let players = cluster.worker_ids().map(|id| cluster.player(id));
+    let newest = players.flat_map(|player| player.losses().iter().rev().take_while(|loss| loss.at > since));
+    let (sum, count) = newest.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss.loss), count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
 
-impl Seen {
-    /// How things stand; `None` before a worker has begun.
-    fn point(&mut self, cluster: &Cluster, lesson: &dyn Lesson) -> Option<Point> {
-        let players: Vec<_> = cluster.worker_ids().map(|id| cluster.player(id)).collect();
-        let started = players.iter().filter_map(|player| player.times().started).min()?;
-        self.0.resize(players.len(), 0);
-        let (mut sum, mut count) = (0.0, 0);
-        for (player, seen) in players.iter().zip(&mut self.0) {
-            let losses = player.losses();
-            // A process that was started anew has made fewer.
-            let new = &losses[(*seen).min(losses.len())..];
-            sum += new.iter().map(|loss| f64::from(loss.loss)).sum::<f64>();
-            count += new.len();
-            *seen = losses.len();
-        }
-        let parameters: Vec<Vec<f32>> =
-            (0..lesson.tables().len()).map(|table| cluster.parameters(TableId(table as u32))).collect();
-        Some(Point {
-            seconds: cluster.world.now().since(started).as_secs_f64(),
-            iterations: players.iter().map(|player| player.clock()).sum(),
-            batch_loss: (count > 0).then(|| sum / count as f64),
-            judgement: lesson.judge(&parameters),
-        })
-    }
+/// How things stand; `None` before a worker has begun.
+fn point(cluster: &Cluster, lesson: &dyn Lesson, batch_loss: Option<f64>) -> Option<Point> {
+    let players = || cluster.worker_ids().map(|id| cluster.player(id));
+    let started = players().filter_map(|player| player.times().started).min()?;
+    let tables = 0..cluster.scenario().tables.len() as u32;
+    let parameters: Vec<Vec<f32>> = tables.map(|table| cluster.parameters(TableId(table))).collect();
+    Some(Point {
+        seconds: cluster.world.now().since(started).as_secs_f64(),
+        iterations: players().map(Player::clock).sum(),
+        batch_loss,
+        judgement: lesson.judge(&parameters),
+    })
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -273,10 +267,10 @@ impl Studies {
     }
 
     /// The gradient of a table, in the step that was begun last.
-    pub(crate) fn gradient(&mut self, now: Time, clock: Clock, table: usize) -> &[f32] {
+    pub(crate) fn gradient(&mut self, now: Time, table: usize) -> &[f32] {
         self.fetch();
         if let Some(loss) = self.loss.take() {
-            self.losses.push(Loss { clock, at: now, loss });
+            self.losses.push(Loss { at: now, loss });
         }
         &self.gradients[table]
     }

@@ -15,6 +15,7 @@ use paramill_sim::swarm::{self, Outcome, SeedResult};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Worlds that a planted bug may hide in before the search is given up.
 const CANARY_TRIES: u64 = 1000;
@@ -157,16 +158,22 @@ fn hunt(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
     }
 }
 
+/// A scenario, and its text.
+fn read_scenario(file: &Path) -> anyhow::Result<(Scenario, String)> {
+    let path = file.display();
+    let text = read_text(file).with_context(|| format!("cannot read the scenario {path}"))?;
+    let scenario = Scenario::parse(&text).with_context(|| format!("scenario {path}"))?;
+    Ok((scenario, text))
+}
+
 fn scenario(args: &ScenarioArgs, output: &Output) -> Result<(), Failure> {
     let path = args.scenario.display();
-    let text =
-        read_text(&args.scenario).with_context(|| format!("cannot read the scenario {path}")).or_usage()?;
-    let mut scenario: Scenario =
-        Scenario::parse(&text).with_context(|| format!("scenario {path}")).or_usage()?;
+    let (mut scenario, _) = read_scenario(&args.scenario).or_usage()?;
     if let Some(seed) = args.seed {
         scenario.seed = seed;
     }
     if args.sockets {
+        scenario.check_untrained().with_context(|| format!("scenario {path}")).or_usage()?;
         return sockets::run(&scenario, output);
     }
     let report = run_scenario(&scenario).with_context(|| format!("scenario {path}")).or_usage()?;

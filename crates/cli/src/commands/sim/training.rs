@@ -1,35 +1,36 @@
 //! `paramill sim train`: workloads that are really trained, in virtual time.
 
-use super::{print, verdict};
+use super::{print, read_scenario, verdict};
 use crate::args::LessonArgs;
 use crate::failure::{Failure, OrUsage};
-use crate::input::read_text;
 use crate::output::{Align, Output, Table};
 use anyhow::{Context, Result, bail};
-use paramill_core::policy::{Axis, Policies};
+use paramill_core::policy::Axis;
 use paramill_core::table::TableSpec;
 use paramill_core::types::WorkerId;
 use paramill_sim::scenario::{Scenario, TableConfig};
 use paramill_sim::training::{Judgement, Learner, Lesson, Point, Schedule, WorkloadChoice, train};
 use paramill_train::{Loaded, Touched, Workload, WorkloadConfig};
+use std::fmt;
 use std::rc::Rc;
 
 /// Points of a curve, if the time between them is not given.
 const POINTS: u64 = 40;
+/// Where steps take no time, there is so much between two points at least.
+const SHORTEST_S: f64 = 1e-3;
 /// Points of a curve at most.
 const MOST_POINTS: usize = 400;
 
 pub(crate) fn run(args: &LessonArgs, output: &Output) -> Result<(), Failure> {
     let path = args.scenario.display();
-    let text =
-        read_text(&args.scenario).with_context(|| format!("cannot read the scenario {path}")).or_usage()?;
-    let mut scenario = Scenario::parse(&text).with_context(|| format!("scenario {path}")).or_usage()?;
+    let (mut scenario, text) = read_scenario(&args.scenario).or_usage()?;
     let choice = change(&mut scenario, args).with_context(|| format!("scenario {path}")).or_usage()?;
     let lesson = Rc::new(WorkloadLesson::load(&choice, &scenario).or_usage()?);
     let info = lesson.data.info();
     let epochs = choice.epochs.unwrap_or(info.epochs);
-    scenario.iterations = epochs.saturating_mul(lesson.data.of(0).steps_per_epoch());
-    if scenario.policy.changed().get(Axis::Optimizer).is_none() {
+    scenario.iterations = epochs.saturating_mul(lesson.first.steps_per_epoch());
+    let typed: toml::Table = text.parse().unwrap_or_default();
+    if !typed.contains_key(Axis::Optimizer.info().name) && args.policy.0.get(Axis::Optimizer).is_none() {
         scenario.policy = scenario.policy.with(Axis::Optimizer, info.optimizer);
     }
     let schedule = Schedule { every_s: every_s(args, &scenario), most: MOST_POINTS };
@@ -68,11 +69,14 @@ fn change(scenario: &mut Scenario, args: &LessonArgs) -> Result<WorkloadChoice> 
     scenario.workers = args.workers.unwrap_or(scenario.workers);
     scenario.servers = args.servers.unwrap_or(scenario.servers);
     scenario.seed = args.seed.unwrap_or(scenario.seed);
-    let typed: Policies = args.policy.0.clone();
-    scenario.policy = scenario.policy.clone().under(typed);
+    scenario.policy = scenario.policy.clone().under(args.policy.0.clone());
     if choice.epochs == Some(0) {
         bail!("workload.epochs = 0: expected at least 1");
     }
+    if args.every.is_some_and(|every| every.0.is_zero()) {
+        bail!("every = 0: expected a time between two looks at the parameters");
+    }
+    scenario.check()?;
     Ok(choice)
 }
 
@@ -80,7 +84,7 @@ fn change(scenario: &mut Scenario, args: &LessonArgs) -> Result<WorkloadChoice> 
 fn every_s(args: &LessonArgs, scenario: &Scenario) -> f64 {
     let computed_s = scenario.iterations as f64 * scenario.compute.step_ms * 1e-3;
     let every = args.every.map(|every| every.0.as_secs_f64());
-    every.unwrap_or(computed_s / POINTS as f64).max(1e-6)
+    every.unwrap_or((computed_s / POINTS as f64).max(SHORTEST_S))
 }
 
 fn print_course(course: &[Point], metric: &str, output: &Output) -> Result<(), Failure> {
@@ -104,9 +108,10 @@ fn print_course(course: &[Point], metric: &str, output: &Output) -> Result<(), F
 }
 
 /// A workload as the simulator trains it.
-#[derive(Debug)]
 struct WorkloadLesson {
     data: Loaded,
+    /// That of rank 0, which speaks for all.
+    first: Box<dyn Workload>,
 }
 
 impl WorkloadLesson {
@@ -117,24 +122,30 @@ impl WorkloadLesson {
         config.batch = choice.batch.unwrap_or(config.batch);
         config.examples = choice.examples;
         (config.seed, config.workers) = (scenario.seed, scenario.workers);
-        Ok(WorkloadLesson { data: paramill_train::load(&config)? })
+        let data = paramill_train::load(&config)?;
+        Ok(WorkloadLesson { first: data.of(0), data })
+    }
+}
+
+impl fmt::Debug for WorkloadLesson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.data.fmt(f)
     }
 }
 
 impl Lesson for WorkloadLesson {
     fn tables(&self) -> Vec<TableConfig> {
-        let workload = self.data.of(0);
         let config = |(index, spec): (usize, TableSpec)| TableConfig {
             name: spec.name.to_string(),
             shape: spec.shape.clone(),
             rows: spec.rows,
-            macs: workload.multiplies(index),
+            macs: self.first.multiplies(index),
         };
-        workload.tables().into_iter().enumerate().map(config).collect()
+        self.first.tables().into_iter().enumerate().map(config).collect()
     }
 
     fn initial(&self, table: usize) -> Vec<f32> {
-        self.data.of(0).initial(table)
+        self.first.initial(table)
     }
 
     fn learner(&self, worker: WorkerId) -> Box<dyn Learner> {
@@ -143,7 +154,7 @@ impl Lesson for WorkloadLesson {
 
     fn judge(&self, parameters: &[Vec<f32>]) -> Judgement {
         let parameters: Vec<&[f32]> = parameters.iter().map(Vec::as_slice).collect();
-        let found = self.data.of(0).evaluate(&parameters);
+        let found = self.first.evaluate(&parameters);
         Judgement { loss: found.loss, metric: found.value }
     }
 }
