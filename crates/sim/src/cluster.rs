@@ -17,6 +17,7 @@ use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
+use paramill_core::policy::Axis;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_core::replica::Replica;
@@ -125,6 +126,12 @@ impl Cluster {
         if scenario.policy.is_local() {
             return refuse(
                 "local steps of real training are not simulated yet; leave `local` out, or run `paramill train`",
+            );
+        }
+        if scenario.texts_of(Axis::Codec).any(|text| text.split('+').any(|stage| stage == "factors")) {
+            return refuse(
+                "codec = \"factors\": learners give no factors of their gradients yet, and the codec would save nothing; choose another, or run \
+                 `paramill train`",
             );
         }
         Cluster::set_up(scenario, Play::default(), Some((lesson, Crew::new())))
@@ -630,7 +637,6 @@ mod tests {
     use crate::network::NetworkConfig;
     use crate::rule::FrameView;
     use crate::world::{Ended, Unobserved};
-    use paramill_core::policy::Axis;
     use paramill_core::wire::Kind;
     use std::collections::BTreeSet;
 

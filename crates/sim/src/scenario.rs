@@ -316,11 +316,10 @@ impl Scenario {
         })?;
         Hosts::of(self)?;
         self.compute.check().map_err(ScenarioError::Value)?;
-        let changes = self.switches.iter().map(|switch| &switch.change).chain(&self.overrides);
-        let models = changes.filter_map(|change| change.policies.get(Axis::Sync));
-        let mut models = models.chain([self.policy.get(Axis::Sync)]);
-        let (at_end, leaves_out) =
-            (self.compute.send == SendMode::End, models.any(|sync| sync.starts_with("quorum")));
+        let (at_end, leaves_out) = (
+            self.compute.send == SendMode::End,
+            self.texts_of(Axis::Sync).any(|sync| sync.starts_with("quorum")),
+        );
         require(at_end || !leaves_out, || {
             "compute.send = \"layerwise\" with `quorum`: rounds may close while a step is computed, and its gradients must all be of \
              one; use \"end\""
@@ -333,6 +332,12 @@ impl Scenario {
         self.judge.check().map_err(ScenarioError::Value)?;
         FaultPlan::parse(&self.faults)?.check_members(self.workers, self.servers)?;
         Ok(())
+    }
+
+    /// All texts of an axis: of the job, of single tables and servers, and those that come later.
+    pub(crate) fn texts_of(&self, axis: Axis) -> impl Iterator<Item = &str> {
+        let changes = self.switches.iter().map(|switch| &switch.change).chain(&self.overrides);
+        changes.filter_map(move |change| change.policies.get(axis)).chain([self.policy.get(axis)])
     }
 
     /// What workers push.

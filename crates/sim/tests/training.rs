@@ -158,6 +158,8 @@ fn what_is_not_simulated_is_refused() {
     };
     let local = refused(&scenario(2, "bsp").with(Axis::Local, "steps:h=5"));
     assert!(local.starts_with("local steps of real training are not simulated yet"), "{local}");
+    let factors = refused(&scenario(2, "bsp").with(Axis::Codec, "factors"));
+    assert!(factors.starts_with("codec = \"factors\": learners give no factors"), "{factors}");
     let tags = refused(&Scenario { tags: true, ..scenario(2, "bsp") });
     assert!(tags.starts_with("tags = true: workers push numbers"), "{tags}");
     let name = "mlp".to_owned();
